@@ -1,0 +1,6 @@
+# The command-line programs of apps/.
+file(GLOB cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/apps/cli/*.cc)
+if(cli_sources)
+  add_executable(blockgtq ${cli_sources})
+  target_link_libraries(blockgtq PRIVATE bgtq_eval CLI11::CLI11)
+endif()

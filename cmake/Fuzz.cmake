@@ -1,0 +1,10 @@
+# libFuzzer programs of fuzz/: one a *_fuzzer.cc. Configure with CXX=clang++ and -DBGTQ_SANITIZE=address,undefined.
+file(GLOB fuzz_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/fuzz/*_fuzzer.cc)
+foreach(source ${fuzz_sources})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE bgtq_cache bgtq_text -fsanitize=fuzzer)
+endforeach()
+if(BGTQ_BUILD_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

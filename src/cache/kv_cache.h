@@ -1,0 +1,108 @@
+// The paged KV cache of a model: packed records (or uncompressed tiles) in 64-token pages, block tables,
+// sequences, and each sequence's exact tokens (sinks and recent window). It keeps the books and the memory;
+// attention and encoding are the backend's (cpu/attention_op.h), which asks here where a token's bytes are.
+//
+// Life of a token of a packed sequence: it is stored exactly in its window tile; when its page leaves the
+// window the backend encodes the page's tokens [coded_end, page end) into the page's records and moves
+// coded_end. So tokens [0, coded_end) are codes, [coded_end, length) are exact, and [0, sinks) are exact as
+// well as coded. With recent = 0 every token is encoded as it is appended. Uncompressed kinds keep every
+// token exact in its page; coded_end stays 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "blockgtq/status.h"
+#include "src/codec/plan.h"
+#include "src/codec/recipe.h"
+
+namespace blockgtq {
+
+struct CacheGeometry {
+  int layers = 0, kv_heads = 0, head_dim = 0;
+};
+
+struct CacheOptions {
+  CacheKind kind = CacheKind::kPacked;
+  int sinks = 4;    // 0..64 first tokens kept in fp16; kPacked only
+  int recent = 64;  // at least this many last tokens kept in fp16 (up to 64 more, until their page is full)
+  int64_t max_tokens = 0;  // capacity over all sequences; rounded up to whole pages
+};
+
+/// A copy of the books of one sequence.
+struct SequenceState {
+  int64_t length = 0;     // tokens whose every layer is stored
+  int64_t coded_end = 0;  // tokens [0, coded_end) are codes
+};
+
+using SequenceId = int;
+
+class KvCache {
+ public:
+  /// plan: required for kPacked (must outlive the cache), ignored otherwise.
+  /// Errors: kInvalidArgument (options), kMismatch (plan against geometry), kOutOfMemory (states bytes
+  /// wanted).
+  static Result<std::unique_ptr<KvCache>> Create(const CacheGeometry& geometry, const CacheOptions& options,
+                                                 const Plan* plan);
+  ~KvCache();
+
+  const CacheGeometry& geometry() const;
+  const CacheOptions& options() const;
+  const Plan* plan() const;
+
+  Result<SequenceId> AddSequence();
+  void RemoveSequence(SequenceId sequence);
+  /// A new sequence with the same first `tokens` tokens: whole pages are shared (refcounted), the rest is
+  /// copied. Errors: kOutOfMemory; kInvalidArgument when tokens > length.
+  Result<SequenceId> ForkSequence(SequenceId source, int64_t tokens);
+  SequenceState state(SequenceId sequence) const;
+
+  /// Makes room to append `tokens` tokens: allocates (zeroed) pages, copies the last page when it is shared.
+  /// Errors: kOutOfMemory, which states tokens wanted and free; nothing changes then.
+  Status Reserve(SequenceId sequence, int64_t tokens);
+  /// Declares that every layer has stored `tokens` more tokens and that codes now reach coded_end.
+  void Commit(SequenceId sequence, int64_t tokens, int64_t coded_end);
+  /// Rolls back to the first `length` tokens: frees pages past it, erases the codes of dropped tokens in the
+  /// last page. The exact window may be shorter than `recent` afterwards, since tokens already coded stay
+  /// coded.
+  Status Truncate(SequenceId sequence, int64_t length);
+
+  /// Where codes must reach before the token at `position` attends: every whole page that ends at or before
+  /// position - recent (recent > 0), all earlier tokens (recent = 0); 0 for uncompressed kinds.
+  int64_t CodedEndBefore(int64_t position) const;
+
+  /// Bytes of head `kv_head`'s part of tokens 64 tile .. 64 tile + 63 of `layer`: a packed record, or an
+  /// exact tile of 64 tokens for uncompressed kinds. Valid until the next Reserve, Truncate or Remove of that
+  /// sequence.
+  std::byte* PageHead(SequenceId sequence, int layer, int kv_head, int64_t tile);
+  /// The exact tile of the recent window that holds tokens of page `tile` (a ring of window_tiles() tiles);
+  /// kPacked with recent > 0 only.
+  std::byte* WindowTile(SequenceId sequence, int layer, int kv_head, int64_t tile);
+  int window_tiles() const;
+  /// The exact tile of the sinks (sink_tile_tokens() slots); kPacked with sinks > 0 only.
+  std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
+  int sink_tile_tokens() const;  // sinks rounded up to 16
+
+  /// Bytes that a sequence holds now: pages (a shared page counts in each), window and sinks.
+  int64_t SequenceBytes(SequenceId sequence) const;
+  /// What `tokens` tokens would take in fp16, for comparison.
+  int64_t HalfBytes(int64_t tokens) const;
+  int64_t free_tokens() const;
+
+ private:
+  KvCache();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  friend class SessionCodec;
+};
+
+/// Bytes of an exact tile: K^T [head_dim, tile_tokens], V [tile_tokens, head_dim].
+inline int64_t ExactTileBytes(bool half, int head_dim, int tile_tokens) {
+  return int64_t{2} * head_dim * tile_tokens * (half ? 2 : 4);
+}
+
+}  // namespace blockgtq

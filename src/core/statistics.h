@@ -1,0 +1,34 @@
+// What calibration measures of one KV head: block energies of queries and keys, the key's mean.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace blockgtq {
+
+/// Finished statistics of one KV head; L = head_dim / 2 blocks in frequency order. Energies are means over
+/// tokens (and over the query heads of the group) of |x(i)|^2.
+struct HeadStatistics {
+  std::vector<double> query_energy;        // Q_i  [L]
+  std::vector<double> key_energy;          // K_i  [L]
+  std::vector<double> centred_key_energy;  // Kc_i [L], energy of k - mean, pre-RoPE (rotation keeps it)
+  std::vector<double> key_mean;            // mu   [head_dim], pre-RoPE, block order
+  int64_t tokens = 0;
+};
+
+/// Accumulates pre-RoPE vectors in block order, in double precision.
+class StatisticsAccumulator {
+ public:
+  explicit StatisticsAccumulator(int head_dim);
+  void AddQuery(const float* query);  // [head_dim]; one query head of the group
+  void AddKey(const float* key);      // [head_dim]
+  HeadStatistics Finish() const;
+
+ private:
+  int head_dim_;
+  int64_t queries_ = 0, keys_ = 0;
+  std::vector<double> query_energy_, key_energy_, key_sum_;
+};
+
+}  // namespace blockgtq

@@ -1,0 +1,32 @@
+// A pool of threads for short parallel regions: workers spin for a little while between regions, then sleep.
+// Decoding enters some 200 regions a token, so the latency of one (about a microsecond) decides its speed; a
+// task queue or OpenMP's runtime under a sanitizer does not give that.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace blockgtq {
+
+class ThreadPool {
+ public:
+  /// threads >= 1, the calling thread included.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  /// Runs body(task, worker) for each task in [0, tasks); worker in [0, threads()). Tasks are handed out one
+  /// at a time, in order, to whichever worker is free; returns when all are done. Not re-entrant: a body must
+  /// not call Run.
+  void Run(int64_t tasks, const std::function<void(int64_t task, int worker)>& body);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace blockgtq

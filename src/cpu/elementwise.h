@@ -1,0 +1,17 @@
+// Small vector operations between the matrix products, in Highway. One row (token) a call.
+#pragma once
+
+#include <cstdint>
+
+namespace blockgtq::cpu {
+
+/// y = x / sqrt(mean(x^2) + epsilon) * weight, all [n]; the mean in double.
+void RmsNorm(const float* x, const float* weight, float epsilon, int64_t n, float* y);
+/// gate = silu(gate) * up, [n].
+void SiluMul(float* gate, const float* up, int64_t n);
+/// y += x, [n].
+void Add(const float* x, int64_t n, float* y);
+/// log(sum exp(x)) of [n], stable.
+double LogSumExp(const float* x, int64_t n);
+
+}  // namespace blockgtq::cpu

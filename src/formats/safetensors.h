@@ -1,0 +1,60 @@
+// The safetensors container: u64 header length, JSON header (with __metadata__), data. Used for plans,
+// sessions, logits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "blockgtq/status.h"
+
+namespace blockgtq {
+
+/// dtype names are the format's: "F32", "F16", "BF16", "F64", "I64", "I32", "U8", ...
+struct SafetensorsEntry {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+};
+
+class SafetensorsFile {
+ public:
+  /// Memory-maps and checks: header size and JSON, dtype sizes, offsets inside the file, no overlap, no hole.
+  /// Errors: kNotFound, kIo, kCorruptFile, kUnsupported (dtype).
+  static Result<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
+  static Result<std::unique_ptr<SafetensorsFile>> Parse(std::span<const std::byte> bytes,
+                                                        const std::string& name);
+  ~SafetensorsFile();
+
+  const std::string& name() const;
+  const std::map<std::string, std::string, std::less<>>& metadata() const;
+  const std::map<std::string, SafetensorsEntry, std::less<>>& tensors() const;
+  /// kCorruptFile naming file and tensor when absent or of another dtype or shape.
+  Result<std::span<const std::byte>> Get(std::string_view tensor, std::string_view dtype,
+                                         std::span<const int64_t> shape) const;
+
+ private:
+  SafetensorsFile();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Writes a file atomically: a temporary beside `path`, fsync, rename. Tensors keep their order; each starts
+/// 64-byte aligned relative to the data section (the header is padded with spaces). Errors: kIo with errno's
+/// text.
+struct SafetensorsTensor {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+};
+Status WriteSafetensors(const std::string& path,
+                        const std::map<std::string, std::string, std::less<>>& metadata,
+                        std::span<const SafetensorsTensor> tensors);
+
+}  // namespace blockgtq
