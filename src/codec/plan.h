@@ -34,12 +34,14 @@ struct GroupPlan {
 
 /// One KV head of one layer. D = head_dim, P = 16 * key_units() >= D.
 ///
-/// Key:    y = T (k_t - R_t mu), k_t post-RoPE in block order; y's dims are grouped as `groups`.
+/// Key:    y = T (k_t - R_t mu), k_t post-RoPE in block order; R_t is RopeTable::Rotate, attention factor
+///         included; y's dims are grouped as `groups`. Rows of T at padding dims are zero.
 /// Query:  q~ = (T^-T) q, so q~ . y = q . (k_t - R_t mu).
 /// Value:  w = T_v v (T_v orthogonal); the attention output is T_v' times the output in w space.
 /// A group decodes to norm / sqrt(dims) * centroid(code): the rotated unit vector's codes, renormalised so
 /// that the decoded sub-vector has exactly the stored norm ("norm correction": norm = |y_g| sqrt(dims) /
-/// |centroids|).
+/// |centroids|, over the true dims). Padding dims have code 0, whatever that decodes to: no query and no
+/// un-rotation reads them.
 struct HeadPlan {
   int head_dim = 0;
   std::vector<GroupPlan> groups;       // by descending width

@@ -43,7 +43,7 @@ class RopeTable {
   /// Makes positions [0, positions) readable. Not thread-safe; call before a parallel region.
   void Reserve(int64_t positions);
   int64_t positions() const;
-  /// [head_dim / 2] cosines (sines) at `position`, without attention_factor.
+  /// [head_dim / 2] cosines (sines) at `position` < positions(), without attention_factor.
   const float* Cos(int64_t position) const;
   const float* Sin(int64_t position) const;
 
@@ -53,6 +53,10 @@ class RopeTable {
   /// The pre-RoPE vector in block order (pairing undone, no rotation): what statistics and the K mean are
   /// taken of.
   void ToBlockOrder(const float* in, float* out) const;
+  /// R_t of plan.h: rotates a pre-RoPE vector that is already in block order, attention_factor included (on
+  /// the rotary blocks), so Apply = Rotate after ToBlockOrder. Works past positions() too, where it computes
+  /// the same cosines itself. out may not alias in. in, out: [head_dim].
+  void Rotate(const float* in, int64_t position, float* out) const;
 
  private:
   RopeConfig config_;
