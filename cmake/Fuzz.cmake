@@ -1,10 +1,10 @@
-# libFuzzer programs of fuzz/: one a *_fuzzer.cc. Configure with CXX=clang++ and -DBGTQ_SANITIZE=address,undefined.
+# libFuzzer programs of fuzz/: one a *_fuzzer.cc. Needs clang; scripts/fuzz.sh configures, builds and runs them.
+if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "BGTQ_BUILD_FUZZ needs clang: configure with -DCMAKE_CXX_COMPILER=clang++, or run scripts/fuzz.sh")
+endif()
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/fuzz/*_fuzzer.cc)
 foreach(source ${fuzz_sources})
   get_filename_component(name ${source} NAME_WE)
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE bgtq_cache bgtq_text -fsanitize=fuzzer)
 endforeach()
-if(BGTQ_BUILD_FUZZ)
-  add_compile_options(-fsanitize=fuzzer-no-link)
-endif()

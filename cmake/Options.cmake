@@ -23,3 +23,6 @@ if(BGTQ_SANITIZE)
   add_compile_options(-fsanitize=${BGTQ_SANITIZE} -fno-omit-frame-pointer -g -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${BGTQ_SANITIZE})
 endif()
+if(BGTQ_BUILD_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage of every layer, not of the fuzzers alone
+endif()

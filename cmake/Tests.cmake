@@ -17,3 +17,16 @@ endfunction()
 foreach(folder core codec formats text cache backend cpu models engine eval)
   bgtq_test_folder(${folder})
 endforeach()
+
+# Layers only look down, and each header compiles alone (tests/architecture).
+find_package(Python3 COMPONENTS Interpreter)
+if(Python3_Interpreter_FOUND)
+  foreach(check includes headers selftest)
+    add_test(NAME Architecture.${check}
+             COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/architecture/check_architecture.py ${check}
+                     ${PROJECT_SOURCE_DIR} --compiler ${CMAKE_CXX_COMPILER})
+    set_tests_properties(Architecture.${check} PROPERTIES LABELS architecture)
+  endforeach()
+else()
+  message(STATUS "No Python 3: the architecture tests are left out")
+endif()

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Runs the tests under sanitizers.
+#   scripts/sanitize.sh [address] [thread]   default: both
+# address  address and undefined, over the whole suite (build-asan/)
+# thread   data races, over the tests of the thread pool and of the CPU kernels that use it (build-tsan/)
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  usage
+  exit 0
+fi
+cd "$repo_root"
+
+# build FOLDER SANITIZERS TARGET...
+build() {
+  local folder=$repo_root/$1 sanitizers=$2
+  shift 2
+  # -g1: line numbers in reports, without the link times of full debug information.
+  configure "$folder" -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_C_FLAGS_SANITIZE="-O1 -g1" \
+    -DCMAKE_CXX_FLAGS_SANITIZE="-O1 -g1" -DBGTQ_SANITIZE="$sanitizers"
+  cmake --build "$folder" -j "$jobs" --target "$@" > "$folder.log" 2>&1 || {
+    tail -n 40 "$folder.log" >&2
+    die "the build in $folder failed (whole output: $folder.log)"
+  }
+}
+
+address() {
+  say "address and undefined sanitizers: building build-asan/"
+  build build-asan address,undefined all
+  ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    ctest --test-dir build-asan -j "$jobs" --output-on-failure --timeout 900 -LE architecture
+}
+
+thread() {
+  say "thread sanitizer: building build-tsan/"
+  build build-tsan thread core_tests cpu_tests
+  TSAN_OPTIONS=halt_on_error=1 \
+    ctest --test-dir build-tsan -j "$jobs" --output-on-failure --timeout 900 -L '^(core|cpu)$' -R 'Thread|Pool|^[A-Za-z]*MatMul'
+}
+
+(($# > 0)) || set -- address thread
+for kind in "$@"; do
+  case $kind in
+    address | thread) "$kind" ;;
+    *) die "unknown sanitizer $kind (see --help)" ;;
+  esac
+done

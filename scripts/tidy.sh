@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs clang-tidy (.clang-tidy) over the sources of src/ and apps/.
+#   scripts/tidy.sh [FILE...]   all files, or those named
+# Files that Highway compiles once per SIMD target (they include hwy/foreach_target.h) are left out unless
+# named: clang-tidy would check every line as many times as there are targets, minutes a file.
+# Reads the compile commands of build/ (scripts/test.sh or quickstart.sh make it; $BGTQ_BUILD names another).
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  usage
+  exit 0
+fi
+command -v clang-tidy > /dev/null || die "clang-tidy is missing; run scripts/install_deps.sh --dev"
+cd "$repo_root"
+build=${BGTQ_BUILD:-build}
+[[ -f $build/compile_commands.json ]] || configure "$build" -DCMAKE_BUILD_TYPE=Release
+files=("$@")
+if ((${#files[@]} == 0)); then
+  mapfile -t files < <(find src apps -name '*.cc' -exec grep -L 'hwy/foreach_target.h' {} + | sort)
+fi
+say "clang-tidy over ${#files[@]} files"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! printf '%s\0' "${files[@]}" |
+  xargs -0 -P "$jobs" -n 1 clang-tidy -p "$build" --quiet --warnings-as-errors='*' > "$log" 2>&1; then
+  grep -vE '^[0-9]+ warnings? |^Suppressed|^Use -header-filter' "$log" >&2
+  die "clang-tidy found the above"
+fi
+say "clang-tidy: clean"
