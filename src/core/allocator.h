@@ -30,8 +30,9 @@ struct AlignedOptions {
 /// The aligned recipe: splits blocks sorted by descending amplitude w_i = sqrt(Q_i Kc_i) into contiguous
 /// groups of whole units with widths in {1, 2, 3, 4, 5, 8}, minimising sum over groups (sum w)^2 / n_blocks *
 /// D(width) subject to code bits + norm bits <= budget_bits a token (code bits = width * 2 * blocks;
-/// group_cost_bits a group). Exact. Groups come by descending width. Empty when the budget cannot hold one
-/// bit a dim and one norm.
+/// group_cost_bits a group). Exact among groups in order of descending width, where neighbours may share a
+/// width (a norm of their own can be worth its byte). Empty when the budget cannot hold one bit a dim and one
+/// norm, or when the blocks are not a whole number of units.
 std::vector<AlignedGroup> AllocateAligned(std::span<const double> sorted_amplitudes, double budget_bits,
                                           const AlignedOptions& options = {});
 /// The objective that AllocateAligned minimises.

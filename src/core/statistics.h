@@ -28,7 +28,9 @@ class StatisticsAccumulator {
  private:
   int head_dim_;
   int64_t queries_ = 0, keys_ = 0;
-  std::vector<double> query_energy_, key_energy_, key_sum_;
+  std::vector<double> query_energy_;  // sums of |q(i)|^2
+  std::vector<double> centred_sum_;   // sums of |k(i) - mean(i)|^2 (Welford)
+  std::vector<double> key_mean_;      // running mean
 };
 
 }  // namespace blockgtq
