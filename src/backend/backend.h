@@ -1,0 +1,138 @@
+// The backend interface: where weights and activations live and who computes on them. An architecture
+// (models/) is written once against these operations and runs on every backend.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "blockgtq/status.h"
+#include "src/cache/kv_cache.h"
+#include "src/core/rope.h"
+#include "src/core/tensor_type.h"
+
+namespace blockgtq {
+
+/// How activations enter a matrix product.
+enum class Precision {
+  kInt8,   // rounded to int8, one scale a 32 elements, where the backend has integer products (the default)
+  kFloat,  // float32 throughout; scoring uses it so that a cache is judged without the noise of rounded
+           // activations
+};
+
+/// A matrix of activations [rows, cols] on a backend; element type and layout are the backend's own.
+class Activations {
+ public:
+  virtual ~Activations() = default;
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+
+ protected:
+  Activations(int64_t rows, int64_t cols) : rows_(rows), cols_(cols) {}
+  int64_t rows_, cols_;
+};
+
+/// A weight matrix or vector that a backend has taken over (a view of the mapped file, or a copy on a
+/// device).
+class Weight {
+ public:
+  virtual ~Weight() = default;
+};
+
+/// One product y = W x (+ bias) (+ y).
+struct Product {
+  const Weight* weight = nullptr;
+  const Weight* bias = nullptr;  // may be null
+  Activations* y = nullptr;
+  bool accumulate = false;
+};
+
+/// Consecutive rows of a batch that continue one sequence.
+struct BatchSlice {
+  SequenceId sequence = 0;
+  int64_t first_row = 0;  // in the batch's activations
+  int64_t count = 0;
+  int64_t first_position = 0;  // of row first_row; equals the sequence's length before the batch
+  /// Every row attends as if it were decoded alone (cli.md, --strict). Otherwise a slice of more than one row
+  /// attends to its own rows in fp16. A slice of one row is a decoded token, which is the same either way.
+  bool strict = false;
+};
+
+/// Sees the vectors that enter attention, before RoPE, in block order: for calibration.
+class AttentionObserver {
+ public:
+  virtual ~AttentionObserver() = default;
+  /// queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim], host memory, valid during
+  /// the call.
+  virtual void Observe(int layer, int64_t rows, const float* queries, const float* keys,
+                       const float* values) = 0;
+};
+
+struct AttentionCall {
+  int layer = 0;
+  int heads = 0;                         // query heads
+  float scale = 1;                       // of the logits
+  const Activations* queries = nullptr;  // [rows, heads * head_dim], before RoPE, the model's pairing
+  const Activations* keys = nullptr;     // [rows, kv_heads * head_dim]
+  const Activations* values = nullptr;
+  Activations* out = nullptr;  // [rows, heads * head_dim]
+  std::span<const BatchSlice> slices;
+  AttentionObserver* observer = nullptr;  // may be null
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  /// One line for logs: what it runs on.
+  virtual std::string Description() const = 0;
+
+  /// The tensor's bytes must outlive the weight. Errors: kOutOfMemory, kUnsupported.
+  virtual Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor) = 0;
+  /// A vector [cols] (rows = 1), kept as float32.
+  virtual Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor) = 0;
+  virtual std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) = 0;
+
+  /// Sets the cache that Attention reads and writes, and how positions rotate. The cache outlives its use
+  /// here; a null cache detaches. Errors: kUnsupported when this backend has no kernel for the plan (names
+  /// what).
+  virtual Status AttachCache(KvCache* cache, const RopeConfig& rope) = 0;
+  virtual void SetPrecision(Precision precision) = 0;
+
+  // Operations on the first `rows` rows of their activations.
+  virtual void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) = 0;
+  virtual void RmsNorm(const Activations& x, const Weight& weight, float epsilon, int64_t rows,
+                       Activations& y) = 0;
+  /// All products share the input x.
+  virtual void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) = 0;
+  /// gate = silu(gate) * up.
+  virtual void SiluMul(Activations& gate, const Activations& up, int64_t rows) = 0;
+  /// Rotates queries and keys, stores keys and values in the attached cache, attends. Every sequence's new
+  /// tokens must have been reserved. The caller commits after the last layer, with CodedEndAfter. Errors:
+  /// kNonFinite naming layer and position when a key or value is NaN or infinite; the sequence is then
+  /// unusable.
+  virtual Status Attention(const AttentionCall& call) = 0;
+  /// y[i] = x[rows[i]].
+  virtual void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) = 0;
+  /// Widens row `row` of x to host floats [cols].
+  virtual void ReadRow(const Activations& x, int64_t row, float* out) = 0;
+};
+
+/// Where a sequence's codes reach once a batch slice is stored in every layer.
+int64_t CodedEndAfter(const KvCache& cache, const BatchSlice& slice);
+
+struct BackendOptions {
+  std::string device = "cpu";  // "cpu", "cuda", "cuda:N"
+  int threads = 0;             // 0: one a core
+};
+/// A line of the backend registry (engine/backends.cc, the one place that knows every backend).
+struct BackendInfo {
+  std::string_view name;
+  Result<std::unique_ptr<Backend>> (*create)(const BackendOptions& options);
+};
+
+}  // namespace blockgtq

@@ -1,0 +1,153 @@
+// Backend operations as parallel loops over the kernels of this folder.
+#include "src/cpu/cpu_backend.h"
+
+#include <fmt/format.h>
+#include <hwy/targets.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "src/cpu/attention_op.h"
+#include "src/cpu/elementwise.h"
+#include "src/cpu/matmul.h"
+
+namespace blockgtq::cpu {
+namespace {
+
+/// Rows of element-wise work below this many floats stay on the calling thread: a region costs about a
+/// microsecond.
+constexpr int64_t kParallelFloats = 16384;
+
+class CpuWeight : public Weight {
+ public:
+  explicit CpuWeight(const TensorView& view) : view_(view) {}
+  explicit CpuWeight(std::vector<float> vector) : vector_(std::move(vector)) {}
+  const TensorView& view() const { return view_; }
+  const float* vector() const { return vector_.data(); }
+
+ private:
+  TensorView view_;
+  std::vector<float> vector_;
+};
+
+const CpuWeight& Cast(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
+CpuActivations& Cast(Activations& x) { return static_cast<CpuActivations&>(x); }
+const CpuActivations& Cast(const Activations& x) { return static_cast<const CpuActivations&>(x); }
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(int threads) : pool_(threads) {}
+
+  std::string_view name() const override { return "cpu"; }
+  std::string Description() const override {
+    return fmt::format(
+        "cpu, {} thread{}, {}", pool_.threads(), pool_.threads() == 1 ? "" : "s",
+        hwy::TargetName(static_cast<int64_t>(hwy::SupportedTargets() & -hwy::SupportedTargets())));
+  }
+
+  Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor) override {
+    return std::unique_ptr<Weight>(new CpuWeight(tensor));
+  }
+  Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor) override {
+    std::vector<float> values(static_cast<size_t>(tensor.cols));
+    DequantizeRow(tensor, 0, values.data());
+    return std::unique_ptr<Weight>(new CpuWeight(std::move(values)));
+  }
+  std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) override {
+    return std::make_unique<CpuActivations>(rows, cols);
+  }
+
+  Status AttachCache(KvCache* cache, const RopeConfig& rope) override {
+    attention_.reset();
+    if (cache != nullptr) attention_ = std::make_unique<AttentionOp>(pool_, *cache, rope);
+    return Status::Ok();
+  }
+  void SetPrecision(Precision precision) override {
+    mode_ = precision == Precision::kFloat ? ActivationMode::kFloat : ActivationMode::kInt8;
+  }
+
+  void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      DequantizeRow(Cast(table).view(), tokens[i], Cast(out).row(static_cast<int64_t>(i)));
+    }
+  }
+
+  void RmsNorm(const Activations& x, const Weight& weight, float epsilon, int64_t rows,
+               Activations& y) override {
+    const int64_t n = x.cols();
+    ForRows(rows, n, [&](int64_t r) {
+      cpu::RmsNorm(Cast(x).row(r), Cast(weight).vector(), epsilon, n, Cast(y).row(r));
+    });
+  }
+
+  void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) override {
+    outputs_.clear();
+    for (const Product& p : products) {
+      CpuActivations& y = Cast(*p.y);
+      outputs_.push_back({Cast(*p.weight).view(), p.bias != nullptr ? Cast(*p.bias).vector() : nullptr,
+                          y.row(0), y.cols(), p.accumulate});
+    }
+    cpu::MatMul(pool_, mode_, outputs_, Cast(x).row(0), rows, x.cols(), scratch_);
+  }
+
+  void SiluMul(Activations& gate, const Activations& up, int64_t rows) override {
+    const int64_t n = gate.cols();
+    ForRows(rows, n, [&](int64_t r) { cpu::SiluMul(Cast(gate).row(r), Cast(up).row(r), n); });
+  }
+
+  Status Attention(const AttentionCall& call) override {
+    if (attention_ == nullptr)
+      return Status(ErrorCode::kInvalidArgument, "attention without an attached cache");
+    return attention_->Run(call, Cast(*call.queries), Cast(*call.keys), Cast(*call.values), Cast(*call.out));
+  }
+
+  void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::memcpy(Cast(y).row(static_cast<int64_t>(i)), Cast(x).row(rows[i]), sizeof(float) * x.cols());
+    }
+  }
+  void ReadRow(const Activations& x, int64_t row, float* out) override {
+    std::memcpy(out, Cast(x).row(row), sizeof(float) * x.cols());
+  }
+
+ private:
+  template <typename F>
+  void ForRows(int64_t rows, int64_t n, F body) {
+    if (rows * n < kParallelFloats) {
+      for (int64_t r = 0; r < rows; ++r) body(r);
+    } else {
+      pool_.Run(rows, [&](int64_t r, int) { body(r); });
+    }
+  }
+
+  ThreadPool pool_;
+  ActivationMode mode_ = ActivationMode::kInt8;
+  MatMulScratch scratch_;
+  std::vector<MatMulOutput> outputs_;
+  std::unique_ptr<AttentionOp> attention_;
+};
+
+}  // namespace
+
+CpuActivations::CpuActivations(int64_t rows, int64_t cols) : Activations(rows, cols) {
+  const size_t bytes = (sizeof(float) * static_cast<size_t>(rows * cols) + 63) / 64 * 64;
+  data_.reset(static_cast<float*>(::operator new[](bytes > 0 ? bytes : 64, std::align_val_t{64})));
+}
+
+void CpuActivations::Free::operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+
+Result<std::unique_ptr<Backend>> CreateCpuBackend(const BackendOptions& options) {
+  constexpr int kMaxThreads = 1024;
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("threads: {} is not in 1..{} (0: one a core)", options.threads, kMaxThreads));
+  }
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = options.threads > 0 ? options.threads : std::max(1, cores);
+  return std::unique_ptr<Backend>(new CpuBackend(threads));
+}
+
+}  // namespace blockgtq::cpu

@@ -1,0 +1,155 @@
+// See dense_decoder.h.
+#include "src/models/dense_decoder.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <vector>
+
+#include "src/models/gguf_config.h"
+
+namespace blockgtq {
+namespace {
+
+using WeightPtr = std::unique_ptr<Weight>;
+
+struct Layer {
+  WeightPtr attention_norm, q, k, v, q_bias, k_bias, v_bias, attention_output;
+  WeightPtr ffn_norm, gate, up, down;
+};
+
+/// Activations of a batch, kept between calls and grown to the largest.
+struct Workspace {
+  std::unique_ptr<Activations> x, normed, q, k, v, attention, gate, up;
+  int64_t rows = 0;
+};
+
+class DenseDecoder : public Model {
+ public:
+  DenseDecoder(ModelConfig config, Backend& backend) : Model(std::move(config)), backend_(backend) {}
+
+  Status Load(const GgufFile& file, const DenseDecoderTraits& traits) {
+    const ModelConfig& c = config_;
+    const WeightReader reader(file, backend_);
+    const int64_t e = c.embedding, q_rows = int64_t{c.heads} * c.head_dim,
+                  kv_rows = int64_t{c.kv_heads} * c.head_dim;
+    BGTQ_ASSIGN_OR_RETURN(embedding_, reader.Matrix("token_embd.weight", c.vocabulary, e));
+    BGTQ_ASSIGN_OR_RETURN(output_norm_, reader.Vector("output_norm.weight", e));
+    BGTQ_ASSIGN_OR_RETURN(output_, reader.OptionalMatrix("output.weight", c.vocabulary, e));
+    layers_.resize(static_cast<size_t>(c.layers));
+    for (int l = 0; l < c.layers; ++l) {
+      Layer& layer = layers_[static_cast<size_t>(l)];
+      const auto name = [l](const char* tensor) { return fmt::format("blk.{}.{}", l, tensor); };
+      BGTQ_ASSIGN_OR_RETURN(layer.attention_norm, reader.Vector(name("attn_norm.weight"), e));
+      BGTQ_ASSIGN_OR_RETURN(layer.q, reader.Matrix(name("attn_q.weight"), q_rows, e));
+      BGTQ_ASSIGN_OR_RETURN(layer.k, reader.Matrix(name("attn_k.weight"), kv_rows, e));
+      BGTQ_ASSIGN_OR_RETURN(layer.v, reader.Matrix(name("attn_v.weight"), kv_rows, e));
+      if (traits.qkv_bias) {
+        BGTQ_ASSIGN_OR_RETURN(layer.q_bias, reader.Vector(name("attn_q.bias"), q_rows));
+        BGTQ_ASSIGN_OR_RETURN(layer.k_bias, reader.Vector(name("attn_k.bias"), kv_rows));
+        BGTQ_ASSIGN_OR_RETURN(layer.v_bias, reader.Vector(name("attn_v.bias"), kv_rows));
+      }
+      BGTQ_ASSIGN_OR_RETURN(layer.attention_output, reader.Matrix(name("attn_output.weight"), e, q_rows));
+      BGTQ_ASSIGN_OR_RETURN(layer.ffn_norm, reader.Vector(name("ffn_norm.weight"), e));
+      BGTQ_ASSIGN_OR_RETURN(layer.gate, reader.Matrix(name("ffn_gate.weight"), c.feed_forward, e));
+      BGTQ_ASSIGN_OR_RETURN(layer.up, reader.Matrix(name("ffn_up.weight"), c.feed_forward, e));
+      BGTQ_ASSIGN_OR_RETURN(layer.down, reader.Matrix(name("ffn_down.weight"), e, c.feed_forward));
+    }
+    return CheckNoUnusedTensors(file, traits);
+  }
+
+  Status Forward(const Batch& batch, Activations& hidden) override {
+    const ModelConfig& c = config_;
+    const int64_t rows = static_cast<int64_t>(batch.tokens.size());
+    Reserve(rows);
+    Workspace& w = work_;
+    backend_.Embed(*embedding_, batch.tokens, *w.x);
+    for (int l = 0; l < c.layers; ++l) {
+      const Layer& layer = layers_[static_cast<size_t>(l)];
+      backend_.RmsNorm(*w.x, *layer.attention_norm, c.norm_epsilon, rows, *w.normed);
+      const std::array<Product, 3> qkv = {Product{layer.q.get(), layer.q_bias.get(), w.q.get()},
+                                          Product{layer.k.get(), layer.k_bias.get(), w.k.get()},
+                                          Product{layer.v.get(), layer.v_bias.get(), w.v.get()}};
+      backend_.MatMul(qkv, *w.normed, rows);
+      AttentionCall call;
+      call.layer = l;
+      call.heads = c.heads;
+      call.scale = c.attention_scale;
+      call.queries = w.q.get();
+      call.keys = w.k.get();
+      call.values = w.v.get();
+      call.out = w.attention.get();
+      call.slices = batch.slices;
+      call.observer = batch.observer;
+      BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
+      MatMulAdd(*layer.attention_output, *w.attention, rows);
+      backend_.RmsNorm(*w.x, *layer.ffn_norm, c.norm_epsilon, rows, *w.normed);
+      const std::array<Product, 2> gate_up = {Product{layer.gate.get(), nullptr, w.gate.get()},
+                                              Product{layer.up.get(), nullptr, w.up.get()}};
+      backend_.MatMul(gate_up, *w.normed, rows);
+      backend_.SiluMul(*w.gate, *w.up, rows);
+      MatMulAdd(*layer.down, *w.gate, rows);
+    }
+    backend_.RmsNorm(*w.x, *output_norm_, c.norm_epsilon, rows, hidden);
+    return Status::Ok();
+  }
+
+  void Logits(const Activations& hidden, int64_t rows, Activations& logits) override {
+    const Product product{output_ != nullptr ? output_.get() : embedding_.get(), nullptr, &logits};
+    backend_.MatMul({&product, 1}, hidden, rows);
+  }
+
+ private:
+  /// x += W y.
+  void MatMulAdd(const Weight& weight, const Activations& y, int64_t rows) {
+    const Product product{&weight, nullptr, work_.x.get(), true};
+    backend_.MatMul({&product, 1}, y, rows);
+  }
+
+  void Reserve(int64_t rows) {
+    if (rows <= work_.rows) return;
+    const ModelConfig& c = config_;
+    const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
+    work_.x = backend_.MakeActivations(rows, c.embedding);
+    work_.normed = backend_.MakeActivations(rows, c.embedding);
+    work_.q = backend_.MakeActivations(rows, q);
+    work_.k = backend_.MakeActivations(rows, kv);
+    work_.v = backend_.MakeActivations(rows, kv);
+    work_.attention = backend_.MakeActivations(rows, q);
+    work_.gate = backend_.MakeActivations(rows, c.feed_forward);
+    work_.up = backend_.MakeActivations(rows, c.feed_forward);
+    work_.rows = rows;
+  }
+
+  /// A tensor that this forward pass would ignore means that the model computes something else: refuse it.
+  Status CheckNoUnusedTensors(const GgufFile& file, const DenseDecoderTraits& traits) const {
+    const size_t biases = traits.qkv_bias ? 3 : 0;
+    const size_t used = 2 + (output_ != nullptr ? 1 : 0) +
+                        (file.FindTensor("rope_freqs.weight") != nullptr ? 1 : 0) +
+                        layers_.size() * (9 + biases);
+    if (file.tensors().size() == used) return Status::Ok();
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "{}: holds {} tensors where a {} of {} layers has {}; this variant of the architecture is "
+            "not supported",
+            file.name(), file.tensors().size(), config_.architecture, config_.layers, used));
+  }
+
+  Backend& backend_;
+  WeightPtr embedding_, output_norm_, output_;
+  std::vector<Layer> layers_;
+  Workspace work_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> LoadDenseDecoder(const GgufFile& file, Backend& backend,
+                                                const DenseDecoderTraits& traits) {
+  BGTQ_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(file, traits.pairing));
+  auto model = std::make_unique<DenseDecoder>(std::move(config), backend);
+  BGTQ_RETURN_IF_ERROR(model->Load(file, traits));
+  return std::unique_ptr<Model>(std::move(model));
+}
+
+}  // namespace blockgtq

@@ -1,0 +1,12 @@
+// See llama.h.
+#include "src/models/llama.h"
+
+#include "src/models/dense_decoder.h"
+
+namespace blockgtq {
+
+Result<std::unique_ptr<Model>> LoadLlama(const GgufFile& file, Backend& backend) {
+  return LoadDenseDecoder(file, backend, {.pairing = RopePairing::kNorm, .qkv_bias = false});
+}
+
+}  // namespace blockgtq

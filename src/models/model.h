@@ -1,0 +1,67 @@
+// A loaded decoder: its dimensions, and the forward pass written against the backend interface.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "blockgtq/status.h"
+#include "src/backend/backend.h"
+#include "src/codec/plan.h"
+#include "src/core/rope.h"
+#include "src/formats/gguf.h"
+
+namespace blockgtq {
+
+struct ModelConfig {
+  std::string architecture;
+  int layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t embedding = 0, feed_forward = 0, vocabulary = 0, context_length = 0;
+  float norm_epsilon = 0;
+  float attention_scale = 0;  // of the logits, 1 / sqrt(head_dim) unless the model says otherwise
+  RopeConfig rope;
+  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
+};
+
+/// Tokens of one or more sequences, run together.
+struct Batch {
+  std::span<const int32_t> tokens;        // [rows]
+  std::span<const BatchSlice> slices;     // cover the rows in order
+  AttentionObserver* observer = nullptr;  // may be null
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  const ModelConfig& config() const { return config_; }
+
+  /// Runs every layer; the cache attached to the backend is read and written. hidden [rows, embedding]
+  /// receives the output of the final norm. The caller reserves before and commits after. Errors: those of
+  /// Backend::Attention.
+  virtual Status Forward(const Batch& batch, Activations& hidden) = 0;
+  /// logits [rows, vocabulary] of the first `rows` rows of hidden.
+  virtual void Logits(const Activations& hidden, int64_t rows, Activations& logits) = 0;
+
+ protected:
+  explicit Model(ModelConfig config) : config_(std::move(config)) {}
+  ModelConfig config_;
+};
+
+/// A line of the architecture registry (architecture.cc): how a GGUF file of this family becomes a Model.
+struct Architecture {
+  std::string_view name;  // general.architecture
+  /// Checks metadata and every tensor's shape before taking weights. `file` and `backend` must outlive the
+  /// model.
+  Result<std::unique_ptr<Model>> (*load)(const GgufFile& file, Backend& backend);
+};
+
+std::span<const Architecture> Architectures();
+/// Errors: kUnsupported naming the file's architecture and the known ones; those of the loader.
+Result<std::unique_ptr<Model>> LoadModel(const GgufFile& file, Backend& backend);
+
+/// What a plan for this model must carry; hashes the k-projections.
+Result<ModelFingerprint> FingerprintOf(const ModelConfig& config, const GgufFile& file);
+
+}  // namespace blockgtq

@@ -1,0 +1,11 @@
+// qwen2: Qwen2 and Qwen2.5. RoPE pairs (j, j + D/2), biases on q, k and v; the key bias is why its mean is
+// removed.
+#pragma once
+
+#include <memory>
+
+#include "src/models/model.h"
+
+namespace blockgtq {
+Result<std::unique_ptr<Model>> LoadQwen2(const GgufFile& file, Backend& backend);
+}
