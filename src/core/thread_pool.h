@@ -11,7 +11,8 @@ namespace blockgtq {
 
 class ThreadPool {
  public:
-  /// threads >= 1, the calling thread included.
+  /// threads >= 1, the calling thread included; a smaller value counts as 1. When the system refuses a thread
+  /// the pool makes do with those it has: threads() tells.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -20,8 +21,12 @@ class ThreadPool {
   int threads() const;
 
   /// Runs body(task, worker) for each task in [0, tasks); worker in [0, threads()). Tasks are handed out one
-  /// at a time, in order, to whichever worker is free; returns when all are done. Not re-entrant: a body must
-  /// not call Run.
+  /// at a time, in order, to whichever worker is free; returns when all are done, and what the tasks wrote is
+  /// then visible to the caller. The caller works too, as worker 0, and never waits for a worker that is
+  /// asleep.
+  ///
+  /// Not re-entrant: a body must not call Run of the same pool, and two threads must not call Run of one pool
+  /// at the same time (debug builds assert it). A body must not throw.
   void Run(int64_t tasks, const std::function<void(int64_t task, int worker)>& body);
 
  private:
