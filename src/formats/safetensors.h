@@ -19,7 +19,7 @@ namespace blockgtq {
 struct SafetensorsEntry {
   std::string dtype;
   std::vector<int64_t> shape;
-  std::span<const std::byte> data;
+  std::span<const std::byte> data;  // any alignment: a file decides its own header length
 };
 
 class SafetensorsFile {
@@ -44,15 +44,21 @@ class SafetensorsFile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Writes a file atomically: a temporary beside `path`, fsync, rename. Tensors keep their order; each starts
-/// 64-byte aligned relative to the data section (the header is padded with spaces). Errors: kIo with errno's
-/// text.
+/// Elements' size of a dtype name, or 0 when it is none of BOOL, U8, I8, F8_E4M3, F8_E5M2, U16, I16, F16,
+/// BF16, U32, I32, F32, U64, I64, F64.
+int SafetensorsDtypeBytes(std::string_view dtype);
+
 struct SafetensorsTensor {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape;
   std::span<const std::byte> data;
 };
+
+/// Writes a file atomically: a temporary beside `path`, fsync, rename. The data section starts 64-byte
+/// aligned in the file; tensors follow without gaps (the format forbids holes), widest dtype first and
+/// otherwise in the given order, so each is aligned to its element. Errors: kInvalidArgument (names, dtypes,
+/// sizes), kIo with errno's text.
 Status WriteSafetensors(const std::string& path,
                         const std::map<std::string, std::string, std::less<>>& metadata,
                         std::span<const SafetensorsTensor> tensors);

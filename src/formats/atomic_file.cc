@@ -1,0 +1,83 @@
+// POSIX implementation of AtomicFile.
+#include "src/formats/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace blockgtq {
+namespace {
+
+Status IoError(const std::string& path, const char* what, int error) {
+  const char* advice = error == ENOSPC || error == EDQUOT || error == EFBIG
+                           ? "; make room or choose another folder"
+                           : "; check the path and its permissions";
+  return Status(ErrorCode::kIo, fmt::format("{}: cannot {}: {}{}", path, what, std::strerror(error), advice));
+}
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+}  // namespace
+
+Result<AtomicFile> AtomicFile::Create(const std::string& path) {
+  static std::atomic<unsigned> counter{0};
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    // Not mkstemp: the file must get the permissions that the user's umask gives.
+    std::string temporary = fmt::format("{}.{}-{}.tmp", path, getpid(), counter++);
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) return AtomicFile(path, std::move(temporary), fd);
+    if (errno != EEXIST) return IoError(path, "create", errno);
+  }
+  return IoError(path, "create", EEXIST);
+}
+
+AtomicFile::AtomicFile(std::string path, std::string temporary, int fd)
+    : path_(std::move(path)), temporary_(std::move(temporary)), fd_(fd) {}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) close(fd_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+Status AtomicFile::Write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const size_t chunk = std::min<size_t>(bytes.size(), size_t{1} << 30);
+    const ssize_t written = write(fd_, bytes.data(), chunk);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return IoError(path_, "write", errno);
+    }
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+  return Status::Ok();
+}
+
+Status AtomicFile::Commit() {
+  if (fsync(fd_) != 0) return IoError(path_, "write", errno);
+  if (close(std::exchange(fd_, -1)) != 0) return IoError(path_, "write", errno);
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return IoError(path_, "put in place", errno);
+  temporary_.clear();
+  const int folder = open(FolderOf(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return Status::Ok();  // a folder that may be written but not read; the file is complete
+  const int failed = fsync(folder) != 0 ? errno : 0;
+  close(folder);
+  // Some file systems have no fsync for folders and say EINVAL.
+  return failed == 0 || failed == EINVAL ? Status::Ok() : IoError(path_, "make its folder durable", failed);
+}
+
+}  // namespace blockgtq
