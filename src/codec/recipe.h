@@ -30,7 +30,7 @@ struct HeadCalibration {
 
 struct RecipeOptions {
   double k_bits = 3, v_bits = 3;  // average code bits a dim
-  uint64_t seed = 1;  // of the rotations: head h of layer l uses streams derived from (seed, l, h, group)
+  uint64_t seed = 1;  // of the rotations; head_builder.h derives a stream from (seed, layer, head, group)
 };
 
 struct Recipe {
@@ -38,7 +38,8 @@ struct Recipe {
   std::string_view summary;  // one line for --help
   CacheKind kind;
   /// Builds one head's plan (kPacked only; nullptr otherwise).
-  /// Errors: kInvalidArgument when the bits cannot be honoured (out of range, fractional V).
+  /// Errors: kInvalidArgument when the bits cannot be honoured (out of range, fractional V) or the
+  /// calibration has wrong sizes; kNonFinite when it has NaN or infinite entries.
   Result<HeadPlan> (*plan_head)(const HeadCalibration& calibration, const RecipeOptions& options, int layer,
                                 int kv_head);
 };
@@ -47,7 +48,10 @@ std::span<const Recipe> Recipes();
 /// kNotFound lists the known names.
 Result<const Recipe*> FindRecipe(std::string_view name);
 
-/// Norm references of every group of `head` from the calibration vectors (after T is set).
+/// Norm references of every group of `head` from the calibration vectors (after T is set). A group's norm
+/// needs no rotation: |y_g|^2 = sum over its blocks of c_i^2 |k(i) - mu(i)|^2, RoPE and Haar being
+/// orthogonal, so pre-RoPE keys serve. The norm correction (within a few per cent of 1) is left to the
+/// headroom.
 void ChooseNormReferences(const HeadCalibration& calibration, HeadPlan& head);
 
 }  // namespace blockgtq

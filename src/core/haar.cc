@@ -1,8 +1,6 @@
 // Haar-distributed rotations: SplitMix64 -> xoshiro256** -> Box-Muller -> Householder QR, all in double.
 #include "src/core/haar.h"
 
-#include <array>
-#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -10,31 +8,6 @@
 
 namespace blockgtq {
 namespace {
-
-// xoshiro256** 1.0 (Blackman and Vigna 2018), its state filled by four SplitMix64 outputs.
-class Xoshiro256 {
- public:
-  explicit Xoshiro256(uint64_t seed) {
-    SplitMix64 mix(seed);
-    for (uint64_t& s : state_) s = mix.Next();
-  }
-  uint64_t Next() {
-    const uint64_t result = std::rotl(state_[1] * 5, 7) * 9;
-    const uint64_t t = state_[1] << 17;
-    state_[2] ^= state_[0];
-    state_[3] ^= state_[1];
-    state_[1] ^= state_[2];
-    state_[0] ^= state_[3];
-    state_[2] ^= t;
-    state_[3] = std::rotl(state_[3], 45);
-    return result;
-  }
-  // (0, 1]: the logarithm below never sees zero.
-  double Uniform() { return (static_cast<double>(Next() >> 11) + 1.0) * 0x1p-53; }
-
- private:
-  std::array<uint64_t, 4> state_;
-};
 
 // n x n independent normals, row by row; each Box-Muller pair gives the cosine first, then the sine.
 std::vector<double> Normals(int n, uint64_t seed) {
@@ -70,7 +43,8 @@ std::vector<float> HaarRotation(int n, uint64_t seed) {
       for (int j = k + 1; j < n; ++j) dot[j] += at(i, k) * at(i, j);
     }
     for (int i = k; i < n; ++i) {
-      for (int j = k + 1; j < n; ++j) at(i, j) -= at(i, k) * dot[j] / h[k];
+      const double factor = at(i, k) / h[k];
+      for (int j = k + 1; j < n; ++j) at(i, j) -= factor * dot[j];
     }
   }
 
@@ -84,7 +58,8 @@ std::vector<float> HaarRotation(int n, uint64_t seed) {
       for (int j = k; j < n; ++j) dot[j] += at(i, k) * q[static_cast<size_t>(i) * n + j];
     }
     for (int i = k; i < n; ++i) {
-      for (int j = k; j < n; ++j) q[static_cast<size_t>(i) * n + j] -= at(i, k) * dot[j] / h[k];
+      const double factor = at(i, k) / h[k];
+      for (int j = k; j < n; ++j) q[static_cast<size_t>(i) * n + j] -= factor * dot[j];
     }
   }
   std::vector<float> result(q.size());
