@@ -72,7 +72,14 @@ class AttentionObserver {
                        const float* values) = 0;
 };
 
+/// A cache as one backend's attention sees it: constants made of the plan, scratch.
+class CacheBinding {
+ public:
+  virtual ~CacheBinding() = default;
+};
+
 struct AttentionCall {
+  CacheBinding* cache = nullptr;
   int layer = 0;
   int heads = 0;                         // query heads
   float scale = 1;                       // of the logits
@@ -97,10 +104,9 @@ class Backend {
   virtual Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor) = 0;
   virtual std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) = 0;
 
-  /// Sets the cache that Attention reads and writes, and how positions rotate. The cache outlives its use
-  /// here; a null cache detaches. Errors: kUnsupported when this backend has no kernel for the plan (names
-  /// what).
-  virtual Status AttachCache(KvCache* cache, const RopeConfig& rope) = 0;
+  /// Prepares attention over `cache`, which must outlive the binding; `rope` is how positions rotate.
+  /// Errors: kUnsupported when this backend has no kernel for the plan (names what).
+  virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) = 0;
   virtual void SetPrecision(Precision precision) = 0;
 
   // Operations on the first `rows` rows of their activations.
@@ -111,7 +117,7 @@ class Backend {
   virtual void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) = 0;
   /// gate = silu(gate) * up.
   virtual void SiluMul(Activations& gate, const Activations& up, int64_t rows) = 0;
-  /// Rotates queries and keys, stores keys and values in the attached cache, attends. Every sequence's new
+  /// Rotates queries and keys, stores keys and values in the cache, attends. Every sequence's new
   /// tokens must have been reserved. The caller commits after the last layer, with CodedEndAfter. Errors:
   /// kNonFinite naming layer and position when a key or value is NaN or infinite; the sequence is then
   /// unusable.

@@ -33,6 +33,11 @@ class CpuWeight : public Weight {
   std::vector<float> vector_;
 };
 
+struct CpuCacheBinding : CacheBinding {
+  CpuCacheBinding(ThreadPool& pool, KvCache& cache, const RopeConfig& rope) : op(pool, cache, rope) {}
+  AttentionOp op;
+};
+
 const CpuWeight& Cast(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
 CpuActivations& Cast(Activations& x) { return static_cast<CpuActivations&>(x); }
 const CpuActivations& Cast(const Activations& x) { return static_cast<const CpuActivations&>(x); }
@@ -60,10 +65,8 @@ class CpuBackend : public Backend {
     return std::make_unique<CpuActivations>(rows, cols);
   }
 
-  Status AttachCache(KvCache* cache, const RopeConfig& rope) override {
-    attention_.reset();
-    if (cache != nullptr) attention_ = std::make_unique<AttentionOp>(pool_, *cache, rope);
-    return Status::Ok();
+  Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) override {
+    return std::unique_ptr<CacheBinding>(new CpuCacheBinding(pool_, cache, rope));
   }
   void SetPrecision(Precision precision) override {
     mode_ = precision == Precision::kFloat ? ActivationMode::kFloat : ActivationMode::kInt8;
@@ -99,9 +102,8 @@ class CpuBackend : public Backend {
   }
 
   Status Attention(const AttentionCall& call) override {
-    if (attention_ == nullptr)
-      return Status(ErrorCode::kInvalidArgument, "attention without an attached cache");
-    return attention_->Run(call, Cast(*call.queries), Cast(*call.keys), Cast(*call.values), Cast(*call.out));
+    return static_cast<CpuCacheBinding*>(call.cache)
+        ->op.Run(call, Cast(*call.queries), Cast(*call.keys), Cast(*call.values), Cast(*call.out));
   }
 
   void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
@@ -127,7 +129,6 @@ class CpuBackend : public Backend {
   ActivationMode mode_ = ActivationMode::kInt8;
   MatMulScratch scratch_;
   std::vector<MatMulOutput> outputs_;
-  std::unique_ptr<AttentionOp> attention_;
 };
 
 }  // namespace

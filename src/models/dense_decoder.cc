@@ -72,6 +72,7 @@ class DenseDecoder : public Model {
                                           Product{layer.v.get(), layer.v_bias.get(), w.v.get()}};
       backend_.MatMul(qkv, *w.normed, rows);
       AttentionCall call;
+      call.cache = batch.cache;
       call.layer = l;
       call.heads = c.heads;
       call.scale = c.attention_scale;

@@ -29,6 +29,7 @@ struct ModelConfig {
 struct Batch {
   std::span<const int32_t> tokens;        // [rows]
   std::span<const BatchSlice> slices;     // cover the rows in order
+  CacheBinding* cache = nullptr;          // of the backend that the model was loaded on
   AttentionObserver* observer = nullptr;  // may be null
 };
 
@@ -37,7 +38,7 @@ class Model {
   virtual ~Model() = default;
   const ModelConfig& config() const { return config_; }
 
-  /// Runs every layer; the cache attached to the backend is read and written. hidden [rows, embedding]
+  /// Runs every layer; the cache is read and written. hidden [rows, embedding]
   /// receives the output of the final norm. The caller reserves before and commits after. Errors: those of
   /// Backend::Attention.
   virtual Status Forward(const Batch& batch, Activations& hidden) = 0;

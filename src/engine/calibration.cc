@@ -1,0 +1,127 @@
+// See calibration.h.
+#include "src/engine/calibration.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "src/engine/context.h"
+
+namespace blockgtq {
+namespace {
+
+constexpr int64_t kMinTokens = 64;
+
+/// Collects statistics and vectors of every KV head.
+class HeadCollector : public AttentionObserver {
+ public:
+  HeadCollector(const ModelConfig& config, int64_t tokens) : config_(config) {
+    const size_t heads = static_cast<size_t>(config.layers) * config.kv_heads;
+    accumulators_.assign(heads, StatisticsAccumulator(config.head_dim));
+    vectors_.resize(heads);
+    for (HeadCalibration& v : vectors_) {
+      v.keys.reserve(static_cast<size_t>(tokens) * config.head_dim);
+      v.values.reserve(static_cast<size_t>(tokens) * config.head_dim);
+    }
+  }
+
+  void Observe(int layer, int64_t rows, const float* queries, const float* keys,
+               const float* values) override {
+    const int dim = config_.head_dim, group = config_.heads / config_.kv_heads;
+    for (int h = 0; h < config_.kv_heads; ++h) {
+      const size_t head = static_cast<size_t>(layer) * config_.kv_heads + h;
+      HeadCalibration& v = vectors_[head];
+      for (int64_t t = 0; t < rows; ++t) {
+        const float* key = keys + (t * config_.kv_heads + h) * dim;
+        const float* value = values + (t * config_.kv_heads + h) * dim;
+        for (int g = 0; g < group; ++g) {
+          accumulators_[head].AddQuery(queries + (t * config_.heads + h * group + g) * dim);
+        }
+        accumulators_[head].AddKey(key);
+        v.keys.insert(v.keys.end(), key, key + dim);
+        v.values.insert(v.values.end(), value, value + dim);
+      }
+    }
+  }
+
+  std::vector<HeadCalibration> Finish() {
+    for (size_t i = 0; i < vectors_.size(); ++i) vectors_[i].statistics = accumulators_[i].Finish();
+    return std::move(vectors_);
+  }
+
+ private:
+  const ModelConfig& config_;
+  std::vector<StatisticsAccumulator> accumulators_;
+  std::vector<HeadCalibration> vectors_;
+};
+
+}  // namespace
+
+Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
+                                             const std::function<void(double)>& progress) {
+  CacheOptions cache;
+  cache.kind = CacheKind::kFloat;
+  cache.max_tokens = static_cast<int64_t>(tokens.size());
+  BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::Create(model, cache, nullptr));
+  BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, context->cache().AddSequence());
+  HeadCollector collector(model.config(), static_cast<int64_t>(tokens.size()));
+  const auto on_batch = [&](int64_t first, int64_t rows) {
+    if (progress) progress(static_cast<double>(first + rows) / static_cast<double>(tokens.size()));
+    return Status::Ok();
+  };
+  BGTQ_RETURN_IF_ERROR(context->Append(sequence, tokens, {.observer = &collector}, on_batch));
+  return collector.Finish();
+}
+
+Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                      const std::string& recipe_name, const RecipeOptions& bits) {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
+  if (recipe->kind != CacheKind::kPacked) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("recipe {}: keeps an uncompressed cache and has no plan to calibrate", recipe_name));
+  }
+  Plan plan;
+  plan.recipe = recipe_name;
+  plan.k_bits = bits.k_bits;
+  plan.v_bits = bits.v_bits;
+  plan.seed = bits.seed;
+  plan.model = model.fingerprint();
+  plan.heads.reserve(measured.size());
+  for (size_t i = 0; i < measured.size(); ++i) {
+    const int layer = static_cast<int>(i) / plan.model.kv_heads,
+              kv_head = static_cast<int>(i) % plan.model.kv_heads;
+    Result<HeadPlan> head = recipe->plan_head(measured[i], bits, layer, kv_head);
+    if (!head.ok()) return head.status().WithContext(fmt::format("layer {} KV head {}", layer, kv_head));
+    plan.heads.push_back(std::move(head).value());
+  }
+  BGTQ_RETURN_IF_ERROR(plan.Validate());
+  return plan;
+}
+
+Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  // Sixteen bytes a token is more than any text of these vocabularies takes on average.
+  const std::string_view head =
+      text.substr(0, static_cast<size_t>(std::max<int64_t>(options.tokens, 0)) * 16);
+  std::vector<Token> tokens = model.tokenizer().Encode(head, false);
+  const int64_t wanted = std::min(options.tokens, model.config().context_length);
+  if (static_cast<int64_t>(tokens.size()) > wanted)
+    tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));
+  if (static_cast<int64_t>(tokens.size()) < kMinTokens) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("calibration: {} tokens are too few, at least {} are needed", tokens.size(), kMinTokens));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const std::vector<HeadCalibration> measured,
+                        Measure(model, tokens, options.progress));
+  BGTQ_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, measured, options.recipe, options.bits));
+  plan.calibration.corpus_hash = fmt::format("{:016x}", XXH3_64bits(head.data(), head.size()));
+  plan.calibration.tokens = static_cast<int64_t>(tokens.size());
+  plan.calibration.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return plan;
+}
+
+}  // namespace blockgtq

@@ -1,0 +1,76 @@
+// See context.h.
+#include "src/engine/context.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace blockgtq {
+
+Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const CacheOptions& options,
+                                                 const Plan* plan) {
+  if (plan != nullptr && options.kind == CacheKind::kPacked) {
+    BGTQ_RETURN_IF_ERROR(plan->model.ExpectEqual(model.fingerprint()).WithContext("plan"));
+  }
+  auto context = std::unique_ptr<Context>(new Context(model));
+  BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), options, plan));
+  BGTQ_ASSIGN_OR_RETURN(context->binding_, model.backend().BindCache(*context->cache_, model.config().rope));
+  return context;
+}
+
+Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& options) {
+  const ModelConfig& config = model_.config();
+  tokens_.clear();
+  slices_.clear();
+  for (const SequenceTokens& item : items) {
+    for (Token token : item.tokens) {
+      if (token < 0 || token >= config.vocabulary) {
+        return Status(
+            ErrorCode::kInvalidArgument,
+            fmt::format("token {} is not in the model's vocabulary of {}", token, config.vocabulary));
+      }
+    }
+    const int64_t count = static_cast<int64_t>(item.tokens.size());
+    slices_.push_back({item.sequence, static_cast<int64_t>(tokens_.size()), count,
+                       cache_->state(item.sequence).length, options.strict});
+    tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
+  }
+  for (const BatchSlice& slice : slices_) BGTQ_RETURN_IF_ERROR(cache_->Reserve(slice.sequence, slice.count));
+  const int64_t rows = static_cast<int64_t>(tokens_.size());
+  if (hidden_ == nullptr || hidden_->rows() < rows) {
+    hidden_ = model_.backend().MakeActivations(rows, config.embedding);
+  }
+  const Batch batch{tokens_, slices_, binding_.get(), options.observer};
+  BGTQ_RETURN_IF_ERROR(model_.model().Forward(batch, *hidden_));
+  for (const BatchSlice& slice : slices_) {
+    cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));
+  }
+  return Status::Ok();
+}
+
+Status Context::Append(SequenceId sequence, std::span<const Token> tokens, const RunOptions& options,
+                       const std::function<Status(int64_t, int64_t)>& on_batch, int64_t batch) {
+  for (size_t first = 0; first < tokens.size(); first += static_cast<size_t>(batch)) {
+    const size_t rows = std::min(static_cast<size_t>(batch), tokens.size() - first);
+    const SequenceTokens item{sequence, tokens.subspan(first, rows)};
+    BGTQ_RETURN_IF_ERROR(Run({&item, 1}, options));
+    if (on_batch) BGTQ_RETURN_IF_ERROR(on_batch(static_cast<int64_t>(first), static_cast<int64_t>(rows)));
+  }
+  return Status::Ok();
+}
+
+std::span<const float> Context::Logits(std::span<const int64_t> rows) {
+  const int64_t count = static_cast<int64_t>(rows.size()), vocabulary = model_.config().vocabulary;
+  Backend& backend = model_.backend();
+  if (logits_ == nullptr || logits_->rows() < count) {
+    gathered_ = backend.MakeActivations(count, model_.config().embedding);
+    logits_ = backend.MakeActivations(count, vocabulary);
+    host_logits_.resize(static_cast<size_t>(count * vocabulary));
+  }
+  backend.GatherRows(*hidden_, rows, *gathered_);
+  model_.model().Logits(*gathered_, count, *logits_);
+  for (int64_t i = 0; i < count; ++i) backend.ReadRow(*logits_, i, &host_logits_[i * vocabulary]);
+  return {host_logits_.data(), static_cast<size_t>(count * vocabulary)};
+}
+
+}  // namespace blockgtq

@@ -1,0 +1,65 @@
+// A cache and the running of tokens through a model with it: the engine's core, for one sequence or many.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/cache/kv_cache.h"
+#include "src/engine/loaded_model.h"
+
+namespace blockgtq {
+
+/// New tokens of one sequence.
+struct SequenceTokens {
+  SequenceId sequence = 0;
+  std::span<const Token> tokens;
+};
+
+struct RunOptions {
+  bool strict = false;                    // BatchSlice::strict
+  AttentionObserver* observer = nullptr;  // for calibration
+};
+
+class Context {
+ public:
+  static constexpr int64_t kDefaultBatch = 512;
+
+  /// plan as KvCache::Create; it must match the model. Errors: those of KvCache::Create and
+  /// Backend::BindCache; kMismatch naming the plan's differing field.
+  static Result<std::unique_ptr<Context>> Create(LoadedModel& model, const CacheOptions& options,
+                                                 const Plan* plan);
+
+  LoadedModel& model() { return model_; }
+  KvCache& cache() { return *cache_; }
+
+  /// One forward pass over new tokens of several sequences; afterwards hidden() holds the final hidden
+  /// states, a row a token in order. Errors: kInvalidArgument (a token out of range), kOutOfMemory (cache
+  /// full; nothing changed), those of Backend::Attention.
+  Status Run(std::span<const SequenceTokens> items, const RunOptions& options = {});
+  const Activations& hidden() const { return *hidden_; }
+
+  /// Runs a long run of tokens of one sequence in batches; on_batch(first token, rows) is called after each
+  /// with hidden() holding its rows. A non-ok Status from on_batch stops and is returned.
+  Status Append(SequenceId sequence, std::span<const Token> tokens, const RunOptions& options,
+                const std::function<Status(int64_t first, int64_t rows)>& on_batch,
+                int64_t batch = kDefaultBatch);
+
+  /// Logits of the given rows of hidden(): [rows, vocabulary], host memory, valid until the next call.
+  std::span<const float> Logits(std::span<const int64_t> rows);
+
+ private:
+  explicit Context(LoadedModel& model) : model_(model) {}
+
+  LoadedModel& model_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<CacheBinding> binding_;
+  std::unique_ptr<Activations> hidden_, gathered_, logits_;
+  std::vector<Token> tokens_;
+  std::vector<BatchSlice> slices_;
+  std::vector<float> host_logits_;
+};
+
+}  // namespace blockgtq

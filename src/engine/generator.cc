@@ -1,0 +1,76 @@
+// See generator.h.
+#include "src/engine/generator.h"
+
+#include <chrono>
+
+namespace blockgtq {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MillisecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vector<Token>& history,
+                                std::span<const Token> prompt, const GenerateOptions& options) {
+  if (prompt.empty())
+    return Status(ErrorCode::kInvalidArgument, "the prompt is empty: there is nothing to continue");
+  BGTQ_RETURN_IF_ERROR(options.sampler.Validate());
+  const Tokenizer& tokenizer = context.model().tokenizer();
+  const auto stopped = [&] {
+    return options.stop != nullptr && options.stop->load(std::memory_order_relaxed);
+  };
+  GenerateResult result;
+  const Clock::time_point prompt_start = Clock::now();
+  int64_t last_row = 0;
+  const Status prompt_status = context.Append(
+      sequence, prompt, {},
+      [&](int64_t first, int64_t rows) {
+        result.prompt_tokens = first + rows;
+        last_row = rows - 1;
+        if (options.on_prompt) options.on_prompt(result.prompt_tokens);
+        return stopped() ? Status(ErrorCode::kCancelled, "stopped") : Status::Ok();
+      },
+      options.batch);
+  history.insert(history.end(), prompt.begin(), prompt.begin() + result.prompt_tokens);
+  result.prompt_ms = MillisecondsSince(prompt_start);
+  if (prompt_status.code() == ErrorCode::kCancelled) {
+    result.reason = StopReason::kCancelled;
+    return result;
+  }
+  BGTQ_RETURN_IF_ERROR(prompt_status);
+
+  Sampler sampler(options.sampler);
+  const Clock::time_point decode_start = Clock::now();
+  while (static_cast<int64_t>(result.tokens.size()) < options.max_new_tokens) {
+    if (stopped()) {
+      result.reason = StopReason::kCancelled;
+      break;
+    }
+    BGTQ_ASSIGN_OR_RETURN(const Token token, sampler.Sample(context.Logits({&last_row, 1}), history));
+    if (!options.ignore_end && tokenizer.IsEndOfGeneration(token)) {
+      result.reason = StopReason::kEnd;
+      break;
+    }
+    result.tokens.push_back(token);
+    history.push_back(token);
+    if (options.on_piece) options.on_piece(tokenizer.Piece(token));
+    if (static_cast<int64_t>(result.tokens.size()) == options.max_new_tokens) break;
+    if (context.cache().free_tokens() < kPageTokens &&
+        !context.cache().Reserve(sequence, 1).ok()) {  // the last page is full and no other is free
+      result.reason = StopReason::kContextFull;
+      break;
+    }
+    const SequenceTokens item{sequence, {&token, 1}};
+    BGTQ_RETURN_IF_ERROR(context.Run({&item, 1}));
+    last_row = 0;
+    ++result.decoded;
+  }
+  result.decode_ms = MillisecondsSince(decode_start);
+  return result;
+}
+
+}  // namespace blockgtq

@@ -1,0 +1,42 @@
+// Generation: a prompt into a sequence, then token after token until an end, a limit or a stop request.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "src/engine/context.h"
+#include "src/engine/sampler.h"
+
+namespace blockgtq {
+
+struct GenerateOptions {
+  int64_t max_new_tokens = 128;
+  bool ignore_end = false;  // go on past end-of-generation tokens
+  SamplerOptions sampler;
+  int64_t batch = Context::kDefaultBatch;
+  const std::atomic<bool>* stop = nullptr;               // set by a signal handler; may be null
+  std::function<void(std::string_view piece)> on_piece;  // bytes of each new token; may be empty
+  std::function<void(int64_t done)> on_prompt;           // prompt tokens done; may be empty
+};
+
+enum class StopReason { kEnd, kLimit, kContextFull, kCancelled };
+
+struct GenerateResult {
+  std::vector<Token> tokens;  // the new ones, without the end token
+  int64_t prompt_tokens = 0;  // evaluated by this call
+  double prompt_ms = 0, decode_ms = 0;
+  int64_t decoded = 0;  // forward passes of one token, what decode_ms counts
+  StopReason reason = StopReason::kLimit;
+};
+
+/// Continues `sequence` (whose tokens so far are `history`, its length in the cache) with `prompt` and up to
+/// max_new_tokens more; appends all of them to history. Errors: kInvalidArgument (empty prompt), those of
+/// Context::Run and Sampler.
+Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vector<Token>& history,
+                                std::span<const Token> prompt, const GenerateOptions& options);
+
+}  // namespace blockgtq

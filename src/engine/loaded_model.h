@@ -1,0 +1,42 @@
+// A model opened from disk with everything needed to run it: file, tokenizer, backend, weights.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "src/backend/backend.h"
+#include "src/formats/gguf.h"
+#include "src/models/model.h"
+#include "src/text/chat_template.h"
+#include "src/text/tokenizer.h"
+
+namespace blockgtq {
+
+class LoadedModel {
+ public:
+  /// Errors: those of GgufFile::Open, CreateBackend, LoadModel and Tokenizer::FromGguf.
+  static Result<std::unique_ptr<LoadedModel>> Open(const std::string& path, const BackendOptions& backend);
+
+  const std::string& path() const { return path_; }
+  const GgufFile& file() const { return *file_; }
+  const ModelConfig& config() const { return model_->config(); }
+  const ModelFingerprint& fingerprint() const { return fingerprint_; }
+  Tokenizer& tokenizer() const { return *tokenizer_; }
+  Backend& backend() const { return *backend_; }
+  Model& model() const { return *model_; }
+
+  /// The model's chat template. Errors: kUnsupported when it has none or an unknown one; the message names
+  /// --no-chat.
+  Result<RecognizedTemplate> chat_template() const;
+
+ private:
+  std::string path_;
+  std::unique_ptr<GgufFile> file_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<Model> model_;
+  ModelFingerprint fingerprint_;
+};
+
+}  // namespace blockgtq

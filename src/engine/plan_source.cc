@@ -1,0 +1,66 @@
+// See plan_source.h.
+#include "src/engine/plan_source.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "src/formats/plan_file.h"
+
+namespace blockgtq {
+
+std::string BitsName(double k_bits, double v_bits) { return fmt::format("K{:g}V{:g}", k_bits, v_bits); }
+
+std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice) {
+  std::string name = model_path + ".";
+  if (choice.recipe != "aligned") name += choice.recipe + ".";
+  if (choice.plan_seed != RecipeOptions().seed) name += fmt::format("seed{}.", choice.plan_seed);
+  return name + BitsName(choice.k_bits, choice.v_bits) + ".bgtq.safetensors";
+}
+
+Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& choice,
+                                       std::string_view bundled_text,
+                                       const std::function<void(const std::string&)>& log,
+                                       const std::function<void(double)>& progress) {
+  const auto matching = [&](const std::string& path) -> Result<std::optional<Plan>> {
+    BGTQ_ASSIGN_OR_RETURN(Plan plan, LoadPlan(path));
+    BGTQ_RETURN_IF_ERROR(
+        plan.model.ExpectEqual(model.fingerprint())
+            .WithContext(fmt::format("{}: this plan was made for another model (calibrate again, or "
+                                     "remove the file)",
+                                     path)));
+    return std::optional<Plan>(std::move(plan));
+  };
+  if (!choice.plan_file.empty()) return matching(choice.plan_file);
+
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
+  if (recipe->kind != CacheKind::kPacked) return std::optional<Plan>();
+  const std::string path = PlanPathFor(model.path(), choice);
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) {
+    log(fmt::format("plan: {}", path));
+    return matching(path);
+  }
+  CalibrationOptions options;
+  options.recipe = choice.recipe;
+  options.bits = {choice.k_bits, choice.v_bits, choice.plan_seed};
+  options.progress = progress;
+  BGTQ_ASSIGN_OR_RETURN(Plan plan, Calibrate(model, bundled_text, options));
+  const Status saved = SavePlan(plan, path);
+  log(saved.ok()
+          ? fmt::format("plan: made in {:.1f} s, saved as {}", plan.calibration.seconds, path)
+          : fmt::format("plan: made in {:.1f} s; not saved: {}", plan.calibration.seconds, saved.message()));
+  return std::optional<Plan>(std::move(plan));
+}
+
+Result<CacheOptions> CacheOptionsFor(const CacheChoice& choice, int64_t tokens) {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
+  CacheOptions options;
+  options.kind = recipe->kind;
+  options.sinks = choice.sinks;
+  options.recent = choice.recent;
+  options.max_tokens = tokens;
+  return options;
+}
+
+}  // namespace blockgtq

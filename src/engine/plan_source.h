@@ -1,0 +1,39 @@
+// Where a run's plan comes from: a file the user names, the file kept beside the model, or a calibration that
+// is then kept there.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "src/engine/calibration.h"
+
+namespace blockgtq {
+
+/// What the cache of a run should be.
+struct CacheChoice {
+  std::string recipe = "aligned";
+  double k_bits = 3, v_bits = 3;
+  std::string plan_file;                      // empty: beside the model, or made
+  uint64_t plan_seed = RecipeOptions().seed;  // of a plan that is made
+  int sinks = 4, recent = 64;
+};
+
+/// "K3V3", "K2.5V3": how bits are written in file names and tables.
+std::string BitsName(double k_bits, double v_bits);
+/// MODEL.K3V3.bgtq.safetensors; other recipes and seeds are part of the name:
+/// MODEL.paper.K3V3.bgtq.safetensors.
+std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice);
+
+/// The plan of a packed recipe; nullopt for fp16 and fp32. Lines for the user (what was found, made, saved,
+/// or could not be saved) go to `log`. Errors: those of LoadPlan and Calibrate; kMismatch when the plan found
+/// was made for another model.
+Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& choice,
+                                       std::string_view bundled_text,
+                                       const std::function<void(const std::string&)>& log,
+                                       const std::function<void(double)>& progress);
+
+/// Cache options for a choice with room for `tokens` tokens.
+Result<CacheOptions> CacheOptionsFor(const CacheChoice& choice, int64_t tokens);
+
+}  // namespace blockgtq
