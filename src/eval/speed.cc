@@ -1,0 +1,107 @@
+// See speed.h.
+#include "src/eval/speed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace blockgtq {
+namespace {
+
+class Bench {
+ public:
+  Bench(Context& context, std::span<const Token> text, const SpeedOptions& options)
+      : context_(context), text_(text), options_(options) {}
+
+  Result<std::vector<SpeedRow>> Run() {
+    BGTQ_ASSIGN_OR_RETURN(sequence_, context_.cache().AddSequence());
+    Status status = Warm();
+    for (size_t i = 0; i < options_.depths.size() && status.ok(); ++i) status = RunDepth(options_.depths[i]);
+    context_.cache().RemoveSequence(sequence_);
+    if (!status.ok()) return status;
+    return std::move(rows_);
+  }
+
+ private:
+  /// Faults the weights in, so that the first test does not pay for the disk.
+  Status Warm() {
+    BGTQ_RETURN_IF_ERROR(Append(std::max<int64_t>(1, std::min<int64_t>(options_.prompt, 64)), false));
+    BGTQ_RETURN_IF_ERROR(Append(1, true));
+    return context_.cache().Truncate(sequence_, 0);
+  }
+
+  Status RunDepth(int64_t depth) {
+    if (options_.progress) options_.progress(fmt::format("filling {} tokens", depth));
+    const int64_t have = context_.cache().state(sequence_).length;
+    if (have > depth) BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence_, depth));
+    if (have < depth) BGTQ_RETURN_IF_ERROR(Append(depth - have, false));
+    if (options_.prompt > 0) BGTQ_RETURN_IF_ERROR(Measure("pp", options_.prompt, depth, false));
+    if (options_.generate > 0) BGTQ_RETURN_IF_ERROR(Measure("tg", options_.generate, depth, true));
+    return Status::Ok();
+  }
+
+  Status Measure(const char* kind, int64_t tokens, int64_t depth, bool one_by_one) {
+    SpeedRow row;
+    row.test = fmt::format("{}{}", kind, tokens);
+    row.depth = depth;
+    row.tokens = tokens;
+    std::vector<double> speeds;
+    for (int r = 0; r < options_.repetitions; ++r) {
+      if (options_.progress)
+        options_.progress(fmt::format("{} @ d{} ({}/{})", row.test, depth, r + 1, options_.repetitions));
+      const auto start = std::chrono::steady_clock::now();
+      BGTQ_RETURN_IF_ERROR(Append(tokens, one_by_one));
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+      speeds.push_back(static_cast<double>(tokens) / seconds.count());
+      row.kv_bytes = context_.cache().SequenceBytes(sequence_);
+      BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence_, depth));
+    }
+    double sum = 0, squares = 0;
+    for (double s : speeds) sum += s;
+    row.tokens_per_second = sum / static_cast<double>(speeds.size());
+    for (double s : speeds) squares += (s - row.tokens_per_second) * (s - row.tokens_per_second);
+    row.sd = speeds.size() > 1 ? std::sqrt(squares / static_cast<double>(speeds.size() - 1)) : 0;
+    std::sort(speeds.begin(), speeds.end());
+    row.median = speeds[speeds.size() / 2];
+    rows_.push_back(row);
+    return Status::Ok();
+  }
+
+  /// Runs `count` tokens, and the logits that a user would wait for: of the last prompt token, or of every
+  /// decoded one.
+  Status Append(int64_t count, bool one_by_one) {
+    const int64_t step = one_by_one ? 1 : std::min(count, Context::kDefaultBatch);
+    std::vector<Token> batch;
+    for (int64_t done = 0; done < count;) {
+      if (options_.stop != nullptr && options_.stop->load()) return Status(ErrorCode::kCancelled, "stopped");
+      const int64_t rows = std::min(step, count - done);
+      batch.clear();
+      for (int64_t i = 0; i < rows; ++i) batch.push_back(text_[next_++ % text_.size()]);
+      const SequenceTokens item{sequence_, batch};
+      BGTQ_RETURN_IF_ERROR(context_.Run({&item, 1}));
+      done += rows;
+      const int64_t last = rows - 1;
+      if (one_by_one || done == count) context_.Logits({&last, 1});
+    }
+    return Status::Ok();
+  }
+
+  Context& context_;
+  std::span<const Token> text_;
+  const SpeedOptions& options_;
+  SequenceId sequence_ = 0;
+  size_t next_ = 0;
+  std::vector<SpeedRow> rows_;
+};
+
+}  // namespace
+
+Result<std::vector<SpeedRow>> MeasureSpeed(Context& context, std::span<const Token> text,
+                                           const SpeedOptions& options) {
+  if (text.empty()) return Status(ErrorCode::kInvalidArgument, "bench: no tokens to run");
+  return Bench(context, text, options).Run();
+}
+
+}  // namespace blockgtq

@@ -1,0 +1,37 @@
+// Prompt and decode speed at a depth of context, as llama.cpp's bench measures it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/engine/context.h"
+
+namespace blockgtq {
+
+struct SpeedOptions {
+  int64_t prompt = 512;               // tokens of the prompt test; 0: none
+  int64_t generate = 128;             // tokens of the decode test; 0: none
+  std::vector<int64_t> depths = {0};  // tokens already in the cache
+  int repetitions = 3;
+  std::function<void(const std::string& what)> progress;
+  const std::atomic<bool>* stop = nullptr;
+};
+
+struct SpeedRow {
+  std::string test;  // "pp512", "tg128"
+  int64_t depth = 0, tokens = 0;
+  double tokens_per_second = 0, sd = 0;  // mean and standard deviation over repetitions
+  double median = 0;
+  int64_t kv_bytes = 0;  // of the cache at the test's end
+};
+
+/// text: tokens to run, repeated as needed. The context needs room for the deepest test. Errors: those of
+/// Context::Run; kCancelled when stopped.
+Result<std::vector<SpeedRow>> MeasureSpeed(Context& context, std::span<const Token> text,
+                                           const SpeedOptions& options);
+
+}  // namespace blockgtq
