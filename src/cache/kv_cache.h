@@ -28,12 +28,14 @@ struct CacheGeometry {
 
 struct CacheOptions {
   CacheKind kind = CacheKind::kPacked;
-  int sinks = 4;    // 0..64 first tokens kept in fp16; kPacked only
-  int recent = 64;  // at least this many last tokens kept in fp16 (up to 64 more, until their page is full)
+  int sinks = 4;    // 0..64 first tokens kept in fp16; kPacked only (0 otherwise: every token is exact)
+  int recent = 64;  // at least this many last tokens kept in fp16 (up to 64 more, until their page is full);
+                    // kPacked only
   int64_t max_tokens = 0;  // capacity over all sequences; rounded up to whole pages
+  std::string model;       // identifies the model (a hash); sessions of another model are refused
 };
 
-/// A copy of the books of one sequence.
+/// The books of one sequence.
 struct SequenceState {
   int64_t length = 0;     // tokens whose every layer is stored
   int64_t coded_end = 0;  // tokens [0, coded_end) are codes
@@ -41,6 +43,12 @@ struct SequenceState {
 
 using SequenceId = int;
 
+/// Sequence ids are the lowest free ones; using an id that is not in the cache is a programming error
+/// (undefined, asserted in debug builds), as are layers, heads and tiles out of range. One thread at a time
+/// may change the books; PageHead, WindowTile and SinkTile may be called from many threads in between.
+///
+/// Memory is reserved for max_tokens but becomes resident only as it is written; new pages are zero, and the
+/// memory of freed pages goes back to the operating system.
 class KvCache {
  public:
   /// plan: required for kPacked (must outlive the cache), ignored otherwise.
@@ -51,24 +59,31 @@ class KvCache {
   ~KvCache();
 
   const CacheGeometry& geometry() const;
+  /// As honoured: max_tokens rounded up, sinks and recent 0 for uncompressed kinds.
   const CacheOptions& options() const;
   const Plan* plan() const;
 
+  /// Errors: kOutOfMemory (the window's and sinks' memory).
   Result<SequenceId> AddSequence();
   void RemoveSequence(SequenceId sequence);
-  /// A new sequence with the same first `tokens` tokens: whole pages are shared (refcounted), the rest is
-  /// copied. Errors: kOutOfMemory; kInvalidArgument when tokens > length.
+  /// A new sequence with the same first `tokens` tokens, as Truncate of a copy leaves it: whole coded pages
+  /// (whole pages, for uncompressed kinds) are shared (refcounted), the rest is copied.
+  /// Errors: kOutOfMemory; kInvalidArgument when tokens is negative or > length. Nothing changes then.
   Result<SequenceId> ForkSequence(SequenceId source, int64_t tokens);
   SequenceState state(SequenceId sequence) const;
 
-  /// Makes room to append `tokens` tokens: allocates (zeroed) pages, copies the last page when it is shared.
-  /// Errors: kOutOfMemory, which states tokens wanted and free; nothing changes then.
+  /// Makes room to append `tokens` tokens: allocates (zeroed) pages, copies a shared page that would be
+  /// written. Errors: kOutOfMemory, which states tokens wanted and free; kInvalidArgument when tokens is
+  /// negative. Nothing changes then.
   Status Reserve(SequenceId sequence, int64_t tokens);
   /// Declares that every layer has stored `tokens` more tokens and that codes now reach coded_end.
+  /// Precondition: room was reserved; coded_end does not shrink nor pass the new length (0 for uncompressed
+  /// kinds).
   void Commit(SequenceId sequence, int64_t tokens, int64_t coded_end);
   /// Rolls back to the first `length` tokens: frees pages past it, erases the codes of dropped tokens in the
-  /// last page. The exact window may be shorter than `recent` afterwards, since tokens already coded stay
-  /// coded.
+  /// last page (in a copy, when the page is shared). The exact window may be shorter than `recent`
+  /// afterwards, since tokens already coded stay coded. Errors: kInvalidArgument when length is negative or
+  /// past the end; kOutOfMemory when a shared page must be copied and none is free. Nothing changes then.
   Status Truncate(SequenceId sequence, int64_t length);
 
   /// Where codes must reach before the token at `position` attends: every whole page that ends at or before
@@ -87,7 +102,7 @@ class KvCache {
   std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
   int sink_tile_tokens() const;  // sinks rounded up to 16
 
-  /// Bytes that a sequence holds now: pages (a shared page counts in each), window and sinks.
+  /// Bytes that a sequence holds now: pages (a shared page counts in each), its whole window ring and sinks.
   int64_t SequenceBytes(SequenceId sequence) const;
   /// What `tokens` tokens would take in fp16, for comparison.
   int64_t HalfBytes(int64_t tokens) const;

@@ -3,6 +3,7 @@
 // old file or the new.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -13,7 +14,12 @@
 
 namespace blockgtq {
 
-/// tokens: the ids of the sequence, [length]. Errors: kIo (disk full, permissions; the old file is intact).
+/// Writes what the sequence uses: pages that hold codes (tokens, for uncompressed kinds), window tiles that
+/// hold exact tokens, sinks. The same content gives the same bytes.
+///
+/// tokens: the ids of the sequence, [length].
+/// Errors: kInvalidArgument when tokens are not as many as the sequence's, kOutOfMemory (a copy of the data
+/// is made), kIo (disk full, permissions; the old file is intact).
 Status SaveSession(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
                    const std::string& path);
 
@@ -21,8 +27,13 @@ struct LoadedSession {
   SequenceId sequence = 0;
   std::vector<int32_t> tokens;
 };
-/// Errors: kNotFound, kCorruptFile (checksum, sizes), kMismatch (names plan, kind, sinks, recent or geometry
-/// and both values), kOutOfMemory. The cache is unchanged then.
+/// Adds a sequence to the cache and fills it from a session.
+/// Errors: kNotFound, kIo, kCorruptFile (checksum, sizes), kUnsupported (a version this build does not know),
+/// kMismatch (names plan, model, kind, sinks, recent or geometry and both values), kOutOfMemory. The cache is
+/// unchanged then.
 Result<LoadedSession> LoadSession(KvCache& cache, const std::string& path);
+/// The same from memory. name: begins error messages, as the path does above.
+Result<LoadedSession> LoadSessionFromBytes(KvCache& cache, std::span<const std::byte> bytes,
+                                           const std::string& name);
 
 }  // namespace blockgtq

@@ -1,0 +1,333 @@
+// The books of kv_cache.h: which blocks and exact tiles belong to which sequence.
+#include "src/cache/kv_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "src/cache/kv_cache_impl.h"
+
+namespace blockgtq {
+namespace {
+
+constexpr int kMaxSinks = 64;
+constexpr int kSinkUnit = 16;
+
+int64_t PagesOf(int64_t tokens) { return tokens / kPageTokens + (tokens % kPageTokens != 0); }
+
+Status Invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
+
+Status CheckOptions(const CacheGeometry& geometry, const CacheOptions& options) {
+  if (geometry.layers < 1 || geometry.kv_heads < 1 || geometry.head_dim < 1) {
+    return Invalid(fmt::format("KV cache: {} layers, {} KV heads and head dim {}: each must be at least 1",
+                               geometry.layers, geometry.kv_heads, geometry.head_dim));
+  }
+  if (options.max_tokens < 1 || options.max_tokens > std::numeric_limits<int64_t>::max() - kPageTokens) {
+    return Invalid(
+        fmt::format("KV cache: capacity of {} tokens: give a number from 1 up", options.max_tokens));
+  }
+  if (options.kind != CacheKind::kPacked) return Status::Ok();
+  if (options.sinks < 0 || options.sinks > kMaxSinks) {
+    return Invalid(fmt::format("KV cache: {} sinks: give 0 to {}", options.sinks, kMaxSinks));
+  }
+  if (options.recent < 0 || options.recent > std::numeric_limits<int>::max() - 4 * kPageTokens) {
+    return Invalid(fmt::format("KV cache: {} recent tokens: give 0 or more", options.recent));
+  }
+  return Status::Ok();
+}
+
+Status CheckPlan(const CacheGeometry& geometry, const Plan* plan) {
+  if (plan == nullptr) return Invalid("KV cache: the packed kind needs a plan");
+  const auto expect = [](const char* field, int64_t planned, int64_t wanted) {
+    if (planned == wanted) return Status::Ok();
+    return Status(ErrorCode::kMismatch,
+                  fmt::format("KV cache: the plan has {} {}, the model {}: calibrate this model", field,
+                              planned, wanted));
+  };
+  BGTQ_RETURN_IF_ERROR(expect("layers", plan->model.layers, geometry.layers));
+  BGTQ_RETURN_IF_ERROR(expect("kv_heads", plan->model.kv_heads, geometry.kv_heads));
+  BGTQ_RETURN_IF_ERROR(expect("head_dim", plan->model.head_dim, geometry.head_dim));
+  BGTQ_RETURN_IF_ERROR(expect("head plans", static_cast<int64_t>(plan->heads.size()),
+                              CheckedMultiply(geometry.layers, geometry.kv_heads)));
+  for (const HeadPlan& head : plan->heads) {
+    BGTQ_RETURN_IF_ERROR(expect("a head whose head_dim is", head.head_dim, geometry.head_dim));
+  }
+  return Status::Ok();
+}
+
+// Bytes of an exact tile, or -1 when they do not fit.
+int64_t TileBytes(bool half, int head_dim, int tile_tokens) {
+  return CheckedMultiply(int64_t{2} * (half ? 2 : 4) * tile_tokens, head_dim);
+}
+
+}  // namespace
+
+KvCache::Impl::Sequence& KvCache::Impl::At(SequenceId id) const {
+  assert(id >= 0 && static_cast<size_t>(id) < sequences.size() && sequences[id] != nullptr);
+  return *sequences[id];
+}
+
+KvCache::Impl::TileRange KvCache::Impl::WindowRange(const SequenceState& state) const {
+  if (window_tiles == 0 || state.coded_end == state.length) return {};
+  return {state.coded_end / kPageTokens, PagesOf(state.length)};
+}
+
+void KvCache::Impl::EraseCodes(int32_t block, int first_slot) {
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      const size_t index = HeadIndex(layer, head);
+      EraseTokens(layouts[index], plan->heads[index], first_slot,
+                  {pool.Page(layer, block) + head_offset[index], static_cast<size_t>(head_bytes[index])});
+    }
+  }
+}
+
+Result<SequenceId> KvCache::Impl::Add() {
+  auto sequence = std::make_unique<Sequence>();
+  BGTQ_ASSIGN_OR_RETURN(sequence->exact,
+                        MappedRegion::Map(exact_bytes, "KV cache: sinks and recent window of a sequence"));
+  size_t id = 0;
+  while (id < sequences.size() && sequences[id] != nullptr) ++id;
+  if (id == sequences.size()) sequences.emplace_back();
+  sequences[id] = std::move(sequence);
+  return static_cast<SequenceId>(id);
+}
+
+KvCache::KvCache() : impl_(std::make_unique<Impl>()) {}
+KvCache::~KvCache() = default;
+
+Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, const CacheOptions& options,
+                                                 const Plan* plan) {
+  BGTQ_RETURN_IF_ERROR(CheckOptions(geometry, options));
+  std::unique_ptr<KvCache> cache(new KvCache);
+  Impl& impl = *cache->impl_;
+  impl.geometry = geometry;
+  impl.options = options;
+  const int64_t pages = PagesOf(options.max_tokens);
+  const Status too_large(ErrorCode::kOutOfMemory,
+                         fmt::format("KV cache of {} tokens, {} recent: its size does not fit 64 bits",
+                                     options.max_tokens, options.recent));
+  const int64_t capacity = CheckedMultiply(pages, kPageTokens);
+  const int64_t heads = CheckedMultiply(geometry.layers, geometry.kv_heads);
+  if (capacity < 0 || heads > std::numeric_limits<int32_t>::max()) return too_large;
+  impl.options.max_tokens = capacity;
+
+  if (impl.packed()) {
+    BGTQ_RETURN_IF_ERROR(CheckPlan(geometry, plan));
+    impl.plan = plan;
+    impl.sink_tile_tokens = (options.sinks + kSinkUnit - 1) / kSinkUnit * kSinkUnit;
+    if (options.recent > 0) {
+      impl.window_tiles = (options.recent + kPageTokens + kPageTokens - 1) / kPageTokens + 1;
+    }
+    impl.window_tile_bytes = TileBytes(true, geometry.head_dim, kPageTokens);
+    impl.sink_tile_bytes = TileBytes(true, geometry.head_dim, impl.sink_tile_tokens);
+    const int64_t window = CheckedMultiply(impl.window_tile_bytes, impl.window_tiles);
+    if (window < 0 || window > std::numeric_limits<int64_t>::max() - impl.sink_tile_bytes) return too_large;
+    impl.exact_bytes = CheckedMultiply(window + impl.sink_tile_bytes, heads);
+    if (impl.exact_bytes < 0) return too_large;
+  } else {
+    impl.options.sinks = impl.options.recent = 0;  // every token is exact anyway
+  }
+
+  std::vector<int64_t> page_bytes(geometry.layers, 0);
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      int64_t bytes;
+      if (impl.packed()) {
+        impl.layouts.push_back(RecordLayout::For(plan->head(layer, head)));
+        bytes = impl.layouts.back().bytes;
+        if (bytes <= 0) {
+          return Invalid(
+              fmt::format("KV cache: the plan stores nothing for layer {}, KV head {}", layer, head));
+        }
+      } else {
+        bytes = TileBytes(options.kind == CacheKind::kHalf, geometry.head_dim, kPageTokens);
+      }
+      impl.head_bytes.push_back(bytes);
+      impl.head_offset.push_back(page_bytes[layer]);
+      if (__builtin_add_overflow(page_bytes[layer], bytes, &page_bytes[layer])) return too_large;
+    }
+  }
+  BGTQ_ASSIGN_OR_RETURN(impl.pool, PagePool::Create(std::move(page_bytes), pages,
+                                                    fmt::format("KV cache of {} tokens", capacity)));
+  return cache;
+}
+
+const CacheGeometry& KvCache::geometry() const { return impl_->geometry; }
+const CacheOptions& KvCache::options() const { return impl_->options; }
+const Plan* KvCache::plan() const { return impl_->plan; }
+
+Result<SequenceId> KvCache::AddSequence() { return impl_->Add(); }
+
+void KvCache::RemoveSequence(SequenceId sequence) {
+  impl_->pool.Release(impl_->At(sequence).blocks);
+  impl_->sequences[sequence] = nullptr;
+}
+
+SequenceState KvCache::state(SequenceId sequence) const { return impl_->At(sequence).state; }
+
+Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens) {
+  Impl& impl = *impl_;
+  const Impl::Sequence& from = impl.At(source);
+  if (tokens < 0 || tokens > from.state.length) {
+    return Invalid(
+        fmt::format("KV cache: fork of {} tokens from a sequence of {}", tokens, from.state.length));
+  }
+  const SequenceState state{tokens, std::min(from.state.coded_end, tokens)};
+  const int64_t final_tokens = impl.packed() ? state.coded_end : tokens;  // those whose page bytes are final
+  const int64_t shared = final_tokens / kPageTokens;
+  const int64_t own = PagesOf(tokens) - shared;
+  if (own > impl.pool.free_blocks()) {
+    return Status(ErrorCode::kOutOfMemory,
+                  fmt::format("KV cache: a fork needs {} tokens of its own, {} of {} are free: remove a "
+                              "sequence or make the cache larger",
+                              own * kPageTokens, free_tokens(), impl.options.max_tokens));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const SequenceId id, impl.Add());
+  Impl::Sequence& to = impl.At(id);
+  to.state = state;
+  for (int64_t page = 0; page < PagesOf(tokens); ++page) {
+    if (page < shared) {
+      impl.pool.Retain(from.blocks[page]);
+      to.blocks.push_back(from.blocks[page]);
+      continue;
+    }
+    to.blocks.push_back(impl.pool.Allocate());
+    if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
+    impl.pool.Copy(from.blocks[page], to.blocks.back());
+    if (impl.packed()) impl.EraseCodes(to.blocks.back(), static_cast<int>(final_tokens % kPageTokens));
+  }
+  const Impl::TileRange window = impl.WindowRange(state);
+  for (int layer = 0; layer < impl.geometry.layers; ++layer) {
+    for (int head = 0; head < impl.geometry.kv_heads; ++head) {
+      for (int64_t tile = window.first; tile < window.end; ++tile) {
+        std::memcpy(impl.WindowTile(to, layer, head, tile), impl.WindowTile(from, layer, head, tile),
+                    static_cast<size_t>(impl.window_tile_bytes));
+      }
+      if (impl.sink_tile_bytes > 0) {
+        std::memcpy(impl.SinkTile(to, layer, head), impl.SinkTile(from, layer, head),
+                    static_cast<size_t>(impl.sink_tile_bytes));
+      }
+    }
+  }
+  return id;
+}
+
+Status KvCache::Reserve(SequenceId id, int64_t tokens) {
+  Impl& impl = *impl_;
+  Impl::Sequence& sequence = impl.At(id);
+  if (tokens < 0) return Invalid(fmt::format("KV cache: room for {} tokens asked", tokens));
+  const int64_t pages = static_cast<int64_t>(sequence.blocks.size());
+  const int64_t first_written =
+      (impl.packed() ? sequence.state.coded_end : sequence.state.length) / kPageTokens;
+  int64_t copies = 0;
+  for (int64_t page = first_written; page < pages; ++page) {
+    copies += impl.pool.references(sequence.blocks[page]) > 1;
+  }
+  const bool within = tokens <= impl.options.max_tokens - sequence.state.length;
+  const int64_t wanted = within ? std::max(PagesOf(sequence.state.length + tokens), pages) : 0;
+  if (!within || wanted - pages + copies > impl.pool.free_blocks()) {
+    const int64_t room = (impl.pool.free_blocks() - copies + pages) * kPageTokens - sequence.state.length;
+    return Status(
+        ErrorCode::kOutOfMemory,
+        fmt::format("KV cache: {} tokens wanted, {} of {} are free: remove or shorten a sequence, or "
+                    "make the cache larger",
+                    tokens, std::max<int64_t>(room, 0), impl.options.max_tokens));
+  }
+  for (int64_t page = first_written; page < pages; ++page) {
+    int32_t& block = sequence.blocks[page];
+    if (impl.pool.references(block) == 1) continue;
+    const int32_t copy = impl.pool.Allocate();
+    impl.pool.Copy(block, copy);
+    impl.pool.Release({&block, 1});
+    block = copy;
+  }
+  while (static_cast<int64_t>(sequence.blocks.size()) < wanted) {
+    sequence.blocks.push_back(impl.pool.Allocate());
+  }
+  return Status::Ok();
+}
+
+void KvCache::Commit(SequenceId id, int64_t tokens, int64_t coded_end) {
+  Impl::Sequence& sequence = impl_->At(id);
+  SequenceState& state = sequence.state;
+  assert(tokens >= 0 && PagesOf(state.length + tokens) <= static_cast<int64_t>(sequence.blocks.size()));
+  assert(coded_end >= state.coded_end && coded_end <= state.length + tokens);
+  assert(impl_->packed() || coded_end == 0);
+  state.length += tokens;
+  state.coded_end = coded_end;
+}
+
+Status KvCache::Truncate(SequenceId id, int64_t length) {
+  Impl& impl = *impl_;
+  Impl::Sequence& sequence = impl.At(id);
+  if (length < 0 || length > sequence.state.length) {
+    return Invalid(
+        fmt::format("KV cache: truncation to {} tokens of a sequence of {}", length, sequence.state.length));
+  }
+  const int64_t pages = PagesOf(length);
+  const std::span<const int32_t> dropped = std::span(sequence.blocks).subspan(static_cast<size_t>(pages));
+  const bool erase = length < sequence.state.coded_end && length % kPageTokens != 0;
+  const bool copy = erase && impl.pool.references(sequence.blocks[pages - 1]) > 1;
+  if (copy && impl.pool.free_blocks() == 0 &&
+      std::none_of(dropped.begin(), dropped.end(),
+                   [&](int32_t block) { return impl.pool.references(block) == 1; })) {
+    return Status(ErrorCode::kOutOfMemory,
+                  fmt::format("KV cache: truncation to {} tokens must copy a shared page, 0 tokens of {} are "
+                              "free: remove a sequence or make the cache larger",
+                              length, impl.options.max_tokens));
+  }
+  impl.pool.Release(dropped);
+  sequence.blocks.resize(static_cast<size_t>(pages));
+  if (copy) {
+    int32_t& block = sequence.blocks.back();
+    const int32_t own = impl.pool.Allocate();
+    impl.pool.Copy(block, own);
+    impl.pool.Release({&block, 1});
+    block = own;
+  }
+  if (erase) impl.EraseCodes(sequence.blocks.back(), static_cast<int>(length % kPageTokens));
+  sequence.state = {length, std::min(sequence.state.coded_end, length)};
+  return Status::Ok();
+}
+
+int64_t KvCache::CodedEndBefore(int64_t position) const {
+  if (!impl_->packed()) return 0;
+  if (impl_->options.recent == 0) return position;
+  return std::max<int64_t>(0, position - impl_->options.recent) / kPageTokens * kPageTokens;
+}
+
+std::byte* KvCache::PageHead(SequenceId sequence, int layer, int kv_head, int64_t tile) {
+  return impl_->PageHead(impl_->At(sequence), layer, kv_head, tile);
+}
+
+std::byte* KvCache::WindowTile(SequenceId sequence, int layer, int kv_head, int64_t tile) {
+  assert(impl_->window_tiles > 0);
+  return impl_->WindowTile(impl_->At(sequence), layer, kv_head, tile);
+}
+
+std::byte* KvCache::SinkTile(SequenceId sequence, int layer, int kv_head) {
+  assert(impl_->sink_tile_tokens > 0);
+  return impl_->SinkTile(impl_->At(sequence), layer, kv_head);
+}
+
+int KvCache::window_tiles() const { return impl_->window_tiles; }
+int KvCache::sink_tile_tokens() const { return impl_->sink_tile_tokens; }
+
+int64_t KvCache::SequenceBytes(SequenceId sequence) const {
+  return static_cast<int64_t>(impl_->At(sequence).blocks.size()) * impl_->pool.block_bytes() +
+         impl_->exact_bytes;
+}
+
+int64_t KvCache::HalfBytes(int64_t tokens) const {
+  return tokens * impl_->geometry.layers * impl_->geometry.kv_heads *
+         ExactTileBytes(true, impl_->geometry.head_dim, 1);
+}
+
+int64_t KvCache::free_tokens() const { return impl_->pool.free_blocks() * kPageTokens; }
+
+}  // namespace blockgtq

@@ -1,0 +1,67 @@
+// The state behind KvCache: its books (kv_cache.cc) and what sessions (session.cc) read and fill.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/cache/kv_cache.h"
+#include "src/cache/page_pool.h"
+#include "src/codec/record.h"
+
+namespace blockgtq {
+
+struct KvCache::Impl {
+  struct Sequence {
+    SequenceState state;
+    std::vector<int32_t> blocks;  // [pages] the block table
+    MappedRegion exact;           // window [layers, kv_heads, window_tiles], then sinks [layers, kv_heads]
+  };
+
+  /// Tiles of the window that hold the tokens [coded_end, length): [first, end).
+  struct TileRange {
+    int64_t first = 0, end = 0;
+    int64_t count() const { return end - first; }
+  };
+
+  CacheGeometry geometry;
+  CacheOptions options;
+  const Plan* plan = nullptr;
+  std::vector<RecordLayout> layouts;  // [layers, kv_heads]; kPacked only
+  std::vector<int64_t> head_bytes;    // [layers, kv_heads] of a record or an exact tile
+  std::vector<int64_t> head_offset;   // [layers, kv_heads] within a page
+  int window_tiles = 0;
+  int sink_tile_tokens = 0;
+  int64_t window_tile_bytes = 0, sink_tile_bytes = 0;
+  int64_t exact_bytes = 0;  // window and sinks of one sequence
+  PagePool pool;
+  std::vector<std::unique_ptr<Sequence>> sequences;  // by id; null: free
+
+  bool packed() const { return options.kind == CacheKind::kPacked; }
+  size_t HeadIndex(int layer, int kv_head) const {
+    return static_cast<size_t>(layer) * geometry.kv_heads + kv_head;
+  }
+  Sequence& At(SequenceId id) const;
+
+  std::byte* PageHead(const Sequence& sequence, int layer, int kv_head, int64_t tile) const {
+    return pool.Page(layer, sequence.blocks[tile]) + head_offset[HeadIndex(layer, kv_head)];
+  }
+  std::byte* WindowTile(const Sequence& sequence, int layer, int kv_head, int64_t tile) const {
+    const int64_t index =
+        static_cast<int64_t>(HeadIndex(layer, kv_head)) * window_tiles + tile % window_tiles;
+    return sequence.exact.data() + index * window_tile_bytes;
+  }
+  std::byte* SinkTile(const Sequence& sequence, int layer, int kv_head) const {
+    const int64_t window =
+        window_tile_bytes * window_tiles * static_cast<int64_t>(HeadIndex(geometry.layers, 0));
+    return sequence.exact.data() + window + static_cast<int64_t>(HeadIndex(layer, kv_head)) * sink_tile_bytes;
+  }
+  TileRange WindowRange(const SequenceState& state) const;
+
+  /// Erases the codes of slots [first_slot, 64) in a page of every layer.
+  void EraseCodes(int32_t block, int first_slot);
+  Result<SequenceId> Add();
+};
+
+}  // namespace blockgtq

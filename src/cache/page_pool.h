@@ -1,0 +1,84 @@
+// The memory of a KV cache: one reservation of address space for every page of every layer, handed out as
+// refcounted blocks. A block is one page in every layer (one id serves them all).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "blockgtq/status.h"
+
+namespace blockgtq {
+
+/// Private anonymous memory that reads as zero and becomes resident only as it is written.
+class MappedRegion {
+ public:
+  MappedRegion() = default;
+  MappedRegion(MappedRegion&& other) noexcept;
+  MappedRegion& operator=(MappedRegion&& other) noexcept;
+  ~MappedRegion();
+
+  /// what: begins the error's text ("KV cache of 4096 tokens"). bytes = 0 gives an empty region.
+  /// Errors: kOutOfMemory, which states the bytes wanted.
+  static Result<MappedRegion> Map(int64_t bytes, const std::string& what);
+
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+/// a * b of non-negative sizes, or -1 when either is negative or the product does not fit.
+int64_t CheckedMultiply(int64_t a, int64_t b);
+
+/// Invariant: the bytes of a block that nobody holds are zero.
+class PagePool {
+ public:
+  PagePool() = default;
+
+  /// page_bytes  [layers] bytes of one page of each layer, multiples of 16
+  /// blocks      blocks in all; ids are 0 .. blocks - 1
+  /// Errors: kOutOfMemory, which states the bytes wanted.
+  static Result<PagePool> Create(std::vector<int64_t> page_bytes, int64_t blocks, const std::string& what);
+
+  int64_t blocks() const { return blocks_; }
+  int64_t free_blocks() const { return free_blocks_; }
+  int64_t page_bytes(int layer) const { return page_bytes_[layer]; }
+  int64_t block_bytes() const { return block_bytes_; }  // one page of every layer
+
+  /// The page of `block` in `layer`; 16-byte aligned.
+  std::byte* Page(int layer, int32_t block) const {
+    return region_.data() + layer_offset_[layer] + page_bytes_[layer] * block;
+  }
+
+  /// Takes the free block with the lowest id, all zero, with one reference. Precondition: free_blocks() > 0.
+  int32_t Allocate();
+  void Retain(int32_t block) { ++references_[block]; }
+  /// Drops one reference of each block. Blocks that nobody holds any more give their memory back to the
+  /// operating system (as far as they fill its pages together with their free neighbours).
+  void Release(std::span<const int32_t> blocks);
+  int references(int32_t block) const { return references_[block]; }
+
+  void Copy(int32_t from, int32_t to);
+
+ private:
+  bool IsFree(int64_t block) const { return block >= next_unused_ || references_[block] == 0; }
+  bool AreFree(int64_t first, int64_t end) const;
+  void Clear(int layer, int64_t first, int64_t end);
+
+  std::vector<int64_t> page_bytes_;    // [layers]
+  std::vector<int64_t> layer_offset_;  // [layers], multiples of the operating system's page
+  int64_t blocks_ = 0, free_blocks_ = 0, block_bytes_ = 0, os_page_ = 0;
+  int64_t next_unused_ = 0;          // blocks from here on were never handed out
+  std::vector<int32_t> references_;  // [next_unused_]
+  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> returned_;  // free, lowest first
+  MappedRegion region_;
+};
+
+}  // namespace blockgtq
