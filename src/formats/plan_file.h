@@ -1,5 +1,17 @@
 // Plans on disk (contract): a .safetensors file with JSON metadata, readable from Python with the stock
 // library.
+//
+// __metadata__ (all strings)
+//   format "blockgtq-plan"   version "1"   recipe   k_bits, v_bits, seed (decimal)
+//   model        {architecture, layers, heads, kv_heads, head_dim, rope_freq_base, rotary_dims, rope_pairing,
+//                rope_scaling_hash, key_weights_hash}
+//   calibration  {corpus_hash, tokens, seconds}
+//   heads        [layer][kv_head] {norm_type "log8" or "half", groups [GROUP], mean_units [unit], value
+//   GROUP}
+//                GROUP = {width, code_width, first_unit, units, dims, norm_reference}
+//   bytes_per_token_per_head   what the plan stores; must equal what the loaded plan says
+// Tensors, F32, of KV head h of layer l under "layers.l.heads.h.": key_transform, query_transform [P, D],
+// value_transform [P_v, D]; key_mean [D] and score [D / 2] where the plan has them.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +23,9 @@
 
 namespace blockgtq {
 
+/// Errors: kInvalidArgument (Plan::Validate), kIo. Written atomically.
 Status SavePlan(const Plan& plan, const std::string& path);
-/// Errors: kNotFound, kCorruptFile (format, sizes, Plan::Validate), kUnsupported (newer format version).
+/// Errors: kNotFound, kIo, kCorruptFile (format, sizes, Plan::Validate), kUnsupported (newer format version).
 Result<Plan> LoadPlan(const std::string& path);
 /// The same over bytes in memory, for the fuzzer.
 Result<Plan> ParsePlan(std::span<const std::byte> bytes, const std::string& name);

@@ -1,0 +1,105 @@
+// Bounded JSON parsing and typed field access.
+#include "src/formats/json_fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "src/formats/message.h"
+
+namespace blockgtq {
+namespace {
+
+// Deepest nesting of brackets outside strings; an upper bound of the parsed document's depth.
+int NestingDepth(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+}  // namespace
+
+Result<nlohmann::json> ParseBoundedJson(std::string_view text, size_t max_bytes, int max_depth) {
+  if (text.size() > max_bytes) {
+    return Status(ErrorCode::kCorruptFile,
+                  fmt::format("{} bytes of JSON; {} are allowed", Grouped(text.size()), Grouped(max_bytes)));
+  }
+  if (NestingDepth(text) > max_depth) {
+    return Status(ErrorCode::kCorruptFile, fmt::format("JSON nested deeper than {}", max_depth));
+  }
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return Status(ErrorCode::kCorruptFile, "not valid JSON");
+  return json;
+}
+
+Result<JsonFields> JsonFields::Of(const nlohmann::json& value, std::string where) {
+  if (!value.is_object()) return Status(ErrorCode::kCorruptFile, where + ": not a JSON object");
+  return JsonFields(&value, std::move(where));
+}
+
+Status JsonFields::Bad(const char* name, const std::string& wanted) const {
+  return Status(ErrorCode::kCorruptFile, fmt::format("{}: '{}' is not {}", where_, name, wanted));
+}
+
+Result<const nlohmann::json*> JsonFields::Find(const char* name) const {
+  const auto found = object_->find(name);
+  if (found == object_->end()) {
+    return Status(ErrorCode::kCorruptFile, fmt::format("{}: '{}' is missing", where_, name));
+  }
+  return &*found;
+}
+
+Result<int64_t> JsonFields::Int(const char* name, int64_t min, int64_t max) const {
+  BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* value, Find(name));
+  const bool huge = value->is_number_unsigned() &&
+                    value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  if (!value->is_number_integer() || huge || value->get<int64_t>() < min || value->get<int64_t>() > max) {
+    return Bad(name, fmt::format("an integer from {} to {}", min, max));
+  }
+  return value->get<int64_t>();
+}
+
+Result<double> JsonFields::Real(const char* name) const {
+  BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* value, Find(name));
+  if (!value->is_number()) return Bad(name, "a number");
+  return value->get<double>();
+}
+
+Result<std::string> JsonFields::Text(const char* name) const {
+  BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* value, Find(name));
+  if (!value->is_string()) return Bad(name, "a string");
+  return value->get<std::string>();
+}
+
+Result<const nlohmann::json*> JsonFields::Array(const char* name, size_t max_size) const {
+  BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* value, Find(name));
+  if (!value->is_array() || value->size() > max_size) {
+    return Bad(name, fmt::format("an array of up to {} elements", Grouped(max_size)));
+  }
+  return value;
+}
+
+Result<JsonFields> JsonFields::Object(const char* name) const {
+  BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* value, Find(name));
+  return Of(*value, fmt::format("{}: '{}'", where_, name));
+}
+
+}  // namespace blockgtq

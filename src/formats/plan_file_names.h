@@ -1,0 +1,16 @@
+// Names that the plan file's writer and reader share.
+#pragma once
+
+#include <string>
+
+namespace blockgtq::plan_file {
+
+inline constexpr char kFormat[] = "blockgtq-plan";
+inline constexpr char kLog8[] = "log8";
+inline constexpr char kHalf[] = "half";
+
+inline std::string HeadPrefix(int layer, int kv_head) {
+  return "layers." + std::to_string(layer) + ".heads." + std::to_string(kv_head) + ".";
+}
+
+}  // namespace blockgtq::plan_file
