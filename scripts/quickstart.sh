@@ -23,7 +23,7 @@ cmake --build build -j "$jobs" --target blockgtq > build.log 2>&1 || {
   die "the build failed (whole output: build.log)"
 }
 model=$(scripts/fetch_models.sh smollm2-135m)
-plan=${model%.gguf}.quickstart.K3V3.bgtq.safetensors
+plan=$model.K3V3.bgtq.safetensors  # where later runs look for it
 out=build/quickstart
 mkdir -p "$out"
 
