@@ -23,9 +23,9 @@ struct RopeConfig {
   int rotary_dims = 0;  // even, <= head_dim
   RopePairing pairing = RopePairing::kNorm;
   double freq_base = 10000.0;
-  double linear_scale = 1.0;         // positions are divided by this (linear scaling)
-  std::vector<float> freq_divisors;  // empty, or [rotary_dims / 2]: Llama 3's rope_freqs
-  float attention_factor = 1.0f;     // multiplies cos and sin (YaRN); 1 elsewhere
+  double linear_scale = 1.0;           // positions are divided by this (linear scaling)
+  std::vector<float> freq_divisors{};  // empty, or [rotary_dims / 2]: Llama 3's rope_freqs
+  float attention_factor = 1.0f;       // multiplies cos and sin (YaRN); 1 elsewhere
   bool operator==(const RopeConfig&) const = default;
 };
 
