@@ -17,17 +17,20 @@ struct ChatMessage {
 
 enum class ChatTemplate { kChatMl, kLlama3 };
 
-/// Which known template `jinja` (tokenizer.chat_template) is, with its default system message where it has
-/// one.
+/// Which known template `jinja` (tokenizer.chat_template) is, with what it puts before the messages.
 struct RecognizedTemplate {
   ChatTemplate kind;
-  std::string default_system;  // put first when the messages have no system message; may be empty
+  std::string default_system;   // the system message when the first message is none; empty: no system turn
+  std::string system_preamble;  // opens the system turn, which is then always there (Llama 3.1); may be empty
 };
-/// Errors: kUnsupported: says that the template is unknown and that --no-chat runs the model without one.
+/// The whole template is compared with the known ones, after removing what does not change its output (spaces
+/// in tags, kinds of quotes, comments). Parts that only tools reach may differ. Errors: kUnsupported: says
+/// that the template is unknown and that --no-chat runs the model without one.
 Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja);
 
 /// The prompt for `messages` with the assistant's turn opened, special tokens as text (encode with
-/// parse_special). Errors: kInvalidArgument for an unknown role.
+/// parse_special). The templates' `bos_token` is left out: prepend Tokenizer::bos() when add_bos() says so.
+/// Errors: kInvalidArgument for an unknown role or no message.
 Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
                                std::span<const ChatMessage> messages);
 

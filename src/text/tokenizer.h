@@ -14,6 +14,7 @@
 namespace blockgtq {
 
 using Token = int32_t;
+struct TokenizerVocab;
 
 class Tokenizer {
  public:
@@ -21,19 +22,23 @@ class Tokenizer {
   /// pre-tokenizer). Errors: kUnsupported naming the model or pre and the known ones; kCorruptFile for a
   /// vocabulary that contradicts itself.
   static Result<std::unique_ptr<Tokenizer>> FromGguf(const GgufFile& file);
+  /// The same from the parts (src/text/vocabulary.h), without a file.
+  static Result<std::unique_ptr<Tokenizer>> FromVocab(const TokenizerVocab& vocab);
   ~Tokenizer();
 
-  /// UTF-8 (or any bytes: invalid sequences are encoded byte by byte). Special tokens written in the text
-  /// become their id only when parse_special. Never adds BOS or EOS. Bytes without a token in the vocabulary
-  /// are dropped.
+  /// UTF-8, or any bytes: a run of invalid ones is a piece of its own, so Decode gives them back. Special
+  /// tokens written in the text become their id only when parse_special; user-defined ones (`<tool_call>`)
+  /// always. The text is not normalised (no NFC). Never adds BOS or EOS. Bytes without a token in the
+  /// vocabulary are dropped. Safe from several threads.
   std::vector<Token> Encode(std::string_view text, bool parse_special) const;
-  /// The bytes of one token (special tokens: their text). Empty for an id out of range.
+  /// The bytes of one token (special tokens: their text). Empty for unused tokens and ids out of range.
   std::string_view Piece(Token token) const;
   std::string Decode(std::span<const Token> tokens) const;
 
   int vocab_size() const;
   Token bos() const;  // -1 when the model has none
   Token eos() const;
+  /// Whether a prompt starts with bos(): the metadata's word, else the pre-tokenizer's habit.
   bool add_bos() const;
   /// True for every token that ends a turn (eos, eot, eom and their kin).
   bool IsEndOfGeneration(Token token) const;
@@ -48,9 +53,10 @@ class Tokenizer {
 /// Joins pieces to whole UTF-8: bytes of an unfinished character wait for the next piece.
 class Utf8Stream {
  public:
-  /// What can be shown now; incomplete trailing bytes are kept back. Invalid bytes become U+FFFD.
+  /// What can be shown now; incomplete trailing bytes are kept back. Each maximal part of invalid bytes
+  /// becomes one U+FFFD (Unicode 3.9), however the bytes are cut into pieces.
   std::string Push(std::string_view piece);
-  /// The rest (incomplete bytes as U+FFFD).
+  /// The rest (an incomplete character as U+FFFD).
   std::string Finish();
 
  private:
