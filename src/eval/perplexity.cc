@@ -83,7 +83,9 @@ Status ScoreWindow(Context& test, Context* base, std::span<const Token> window,
   const int64_t first = options.score_all ? 0 : options.window / 2, last = options.window - 1;
   BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, test.cache().AddSequence());
   SequenceId base_sequence = 0;
-  if (base != nullptr) BGTQ_ASSIGN_OR_RETURN(base_sequence, base->cache().AddSequence());
+  if (base != nullptr) {
+    BGTQ_ASSIGN_OR_RETURN(base_sequence, base->cache().AddSequence());
+  }
   Status status;
   for (int64_t begin = 0; begin < options.window && status.ok(); begin += Context::kDefaultBatch) {
     const int64_t count = std::min(Context::kDefaultBatch, options.window - begin);
@@ -124,6 +126,7 @@ Result<PerplexityResult> Perplexity(Context& test, Context* base, std::span<cons
   }
   ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   Scores scores;
+  std::vector<Token> window;
   PerplexityResult result;
   for (int64_t w = 0; w < windows; ++w) {
     if (options.stop != nullptr && options.stop->load()) {

@@ -14,6 +14,7 @@ namespace blockgtq {
 struct PerplexityOptions {
   int64_t window = 512;    // tokens; windows do not overlap
   int64_t chunks = 0;      // windows scored; 0: as many whole windows as the text has
+  Token bos = -1;          // >= 0: takes the place of each window's first token (models that want one)
   bool score_all = false;  // every position; otherwise the second half of each window, as llama.cpp does
   bool strict = false;     // RunOptions::strict
   /// After each window: windows done, windows in all, perplexity so far, mean KLD so far (0 without a base).

@@ -1,0 +1,91 @@
+// blockgtq bench: prompt and decode speed at depth, as a markdown table.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "apps/cli/command.h"
+#include "apps/cli/options.h"
+#include "apps/cli/terminal.h"
+#include "src/eval/bundled_text.h"
+#include "src/eval/speed.h"
+
+namespace blockgtq::cli {
+namespace {
+
+class BenchCommand : public Command {
+ public:
+  void AddOptions(CLI::App& app) override {
+    model_.Add(app, "int8");
+    cache_.Add(app);
+    app.add_option("-p,--prompt", options_.prompt, "prompt tokens (0: no prompt test)")
+        ->check(CLI::Range(0, 1 << 24))
+        ->capture_default_str();
+    app.add_option("-n,--predict", options_.generate, "tokens decoded (0: no decode test)")
+        ->check(CLI::Range(0, 1 << 24))
+        ->capture_default_str();
+    app.add_option("-d,--depth", options_.depths, "tokens already in the cache: one or more, 0,4096")
+        ->delimiter(',')
+        ->check(CLI::Range(0, 1 << 30));
+    app.add_option("-r,--repetitions", options_.repetitions, "times each test is run")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    json_.Add(app);
+  }
+
+  Status Run() override {
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
+    std::sort(options_.depths.begin(), options_.depths.end());
+    const int64_t deepest = options_.depths.empty() ? 0 : options_.depths.back();
+    const int64_t tokens =
+        std::max(deepest, int64_t{64}) + std::max({options_.prompt, options_.generate, int64_t{1}});
+    if (tokens > model->config().context_length) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("depth {} and its tests need {} tokens of context, the model has {}", deepest,
+                                tokens, model->config().context_length));
+    }
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
+    BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
+                          Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));
+    const std::vector<Token> text = model->tokenizer().Encode(BundledScoringText(), false);
+    InstallStopHandler();
+    options_.stop = &StopRequested();
+    options_.progress = Log;
+    BGTQ_ASSIGN_OR_RETURN(const std::vector<SpeedRow> rows, MeasureSpeed(*context, text, options_));
+
+    const std::string name = plan.has_value()
+                                 ? fmt::format("{} {}", plan->recipe, BitsName(plan->k_bits, plan->v_bits))
+                                 : cache_.choice.recipe;
+    fmt::print("| cache | test | t/s | KV MiB |\n|---|---|---|---|\n");
+    nlohmann::json json_rows = nlohmann::json::array();
+    for (const SpeedRow& row : rows) {
+      fmt::print("| {} | {}{} | {:.2f} ± {:.2f} | {:.1f} |\n", name, row.test,
+                 row.depth > 0 ? fmt::format(" @ d{}", row.depth) : "", row.tokens_per_second, row.sd,
+                 static_cast<double>(row.kv_bytes) / 1048576);
+      json_rows.push_back({{"cache", name},
+                           {"test", row.test},
+                           {"depth", row.depth},
+                           {"tokens", row.tokens},
+                           {"tokens_per_second", row.tokens_per_second},
+                           {"median_tokens_per_second", row.median},
+                           {"sd", row.sd},
+                           {"kv_bytes", row.kv_bytes}});
+    }
+    return json_.Write({{"rows", json_rows},
+                        {"device", model->backend().Description()},
+                        {"activations", model_.activations},
+                        {"recipe", cache_.choice.recipe}});
+  }
+
+ private:
+  ModelOptions model_;
+  CacheFlags cache_;
+  SpeedOptions options_;
+  JsonOption json_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeBench() { return std::make_unique<BenchCommand>(); }
+
+}  // namespace blockgtq::cli

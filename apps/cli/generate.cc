@@ -1,0 +1,183 @@
+// blockgtq generate: continues a prompt, or answers a chat message, from the chosen cache.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "apps/cli/command.h"
+#include "apps/cli/options.h"
+#include "apps/cli/terminal.h"
+#include "src/cache/session.h"
+#include "src/engine/generator.h"
+
+namespace blockgtq::cli {
+namespace {
+
+class GenerateCommand : public Command {
+ public:
+  void AddOptions(CLI::App& app) override {
+    model_.Add(app, "int8");
+    cache_.Add(app);
+    text_.Add(app, "prompt");
+    app.add_option("-n,--predict", options_.max_new_tokens, "new tokens, at most")
+        ->check(CLI::Range(1, 1 << 30))
+        ->capture_default_str();
+    app.add_option("-c,--context", context_, "tokens of context (default: what prompt and -n need)");
+    app.add_option("-b,--batch", options_.batch, "prompt tokens a forward pass")
+        ->check(CLI::Range(1, 1 << 16))
+        ->capture_default_str();
+    app.add_flag("--chat,!--no-chat", chat_,
+                 "answer the prompt as a chat message, with the model's template");
+    app.add_option("--system", system_, "system message (with --chat)");
+    app.add_option("--session", session_,
+                   "file that keeps the cache: loaded first when it is there (the prompt then continues it), "
+                   "saved after")
+        ->type_name("FILE");
+    SamplerOptions& s = options_.sampler;
+    app.add_option("--temp", s.temperature, "temperature (0: greedy)")->capture_default_str();
+    app.add_option("--top-k", s.top_k, "sample among the k likeliest (0: off)")->capture_default_str();
+    app.add_option("--top-p", s.top_p, "sample within this much probability (1: off)")->capture_default_str();
+    app.add_option("--min-p", s.min_p, "drop tokens below this share of the likeliest (0: off)")
+        ->capture_default_str();
+    app.add_option("--repeat-penalty", s.repeat_penalty, "make recent tokens less likely (1: off)")
+        ->capture_default_str();
+    app.add_option("--repeat-last-n", s.repeat_last_n, "tokens the penalty looks at")->capture_default_str();
+    app.add_option("-s,--seed", s.seed, "seed of the sampler")->capture_default_str();
+    app.add_flag("--ignore-eos", options_.ignore_end, "go on past the end token");
+    json_.Add(app);
+  }
+
+  Status Run() override {
+    BGTQ_RETURN_IF_ERROR(options_.sampler.Validate());
+    BGTQ_ASSIGN_OR_RETURN(const std::string text, text_.Read());
+    if (!system_.empty() && !chat_) return Status(ErrorCode::kInvalidArgument, "--system needs --chat");
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
+    BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> prompt, PromptTokens(*model, text));
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
+    BGTQ_ASSIGN_OR_RETURN(const int64_t tokens, ContextTokens(*model, static_cast<int64_t>(prompt.size())));
+    BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
+                          Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));
+    std::vector<Token> history;
+    BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, OpenSequence(*context, history));
+
+    InstallStopHandler();
+    Utf8Stream stream;
+    std::string answer;
+    Progress progress("prompt");
+    options_.stop = &StopRequested();
+    options_.on_prompt = [&](int64_t done) {
+      if (static_cast<int64_t>(prompt.size()) > options_.batch) {
+        progress.Update(static_cast<double>(done) / static_cast<double>(prompt.size()));
+      }
+    };
+    options_.on_piece = [&](std::string_view piece) { Print(stream.Push(piece), answer); };
+    BGTQ_ASSIGN_OR_RETURN(const GenerateResult result,
+                          Generate(*context, sequence, history, prompt, options_));
+    Print(stream.Finish() + "\n", answer);
+    answer.pop_back();
+    if (result.reason == StopReason::kContextFull) Log("stopped: the context is full; pass a larger -c");
+    if (result.reason == StopReason::kCancelled) Log("stopped");
+    if (!session_.empty()) {
+      const int64_t stored = context->cache().state(sequence).length;
+      BGTQ_RETURN_IF_ERROR(SaveSession(context->cache(), sequence,
+                                       std::span<const Token>(history).first(static_cast<size_t>(stored)),
+                                       session_));
+    }
+    return Report(*context, sequence, answer, result);
+  }
+
+ private:
+  static void Print(const std::string& text, std::string& answer) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+    answer += text;
+  }
+
+  Result<std::vector<Token>> PromptTokens(const LoadedModel& model, const std::string& text) const {
+    std::vector<Token> tokens;
+    if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0 && !std::filesystem::exists(session_)) {
+      tokens.push_back(model.tokenizer().bos());
+    }
+    std::string rendered = text;
+    if (chat_) {
+      BGTQ_ASSIGN_OR_RETURN(const RecognizedTemplate chat, model.chat_template());
+      std::vector<ChatMessage> messages;
+      if (!system_.empty()) messages.push_back({"system", system_});
+      messages.push_back({"user", text});
+      BGTQ_ASSIGN_OR_RETURN(rendered, RenderChat(chat, messages));
+    }
+    const std::vector<Token> ids = model.tokenizer().Encode(rendered, chat_);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    return tokens;
+  }
+
+  Result<int64_t> ContextTokens(const LoadedModel& model, int64_t prompt) const {
+    const int64_t limit = model.config().context_length;
+    if (context_ > limit || context_ < 0) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("-c {}: the model's context is 1..{} tokens", context_, limit));
+    }
+    if (context_ > 0 && prompt > context_) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("the prompt has {} tokens, -c {} is too small for it", prompt, context_));
+    }
+    if (prompt > limit) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("the prompt has {} tokens, the model's context is {}", prompt, limit));
+    }
+    if (context_ > 0) return context_;
+    return session_.empty() ? std::min(limit, prompt + options_.max_new_tokens) : limit;
+  }
+
+  Result<SequenceId> OpenSequence(Context& context, std::vector<Token>& history) const {
+    if (session_.empty() || !std::filesystem::exists(session_)) return context.cache().AddSequence();
+    BGTQ_ASSIGN_OR_RETURN(LoadedSession loaded, LoadSession(context.cache(), session_));
+    Log(fmt::format("session: {} tokens from {}", loaded.tokens.size(), session_));
+    history = std::move(loaded.tokens);
+    return loaded.sequence;
+  }
+
+  Status Report(Context& context, SequenceId sequence, const std::string& answer,
+                const GenerateResult& r) const {
+    const KvCache& cache = context.cache();
+    const int64_t length = cache.state(sequence).length;
+    const int64_t bytes = cache.SequenceBytes(sequence), half = cache.HalfBytes(length);
+    const auto line = [](const char* what, double ms, int64_t count, const char* unit) {
+      const double n = static_cast<double>(std::max<int64_t>(count, 1));
+      Log(fmt::format("{:>18} = {:10.2f} ms / {:5} {} ({:8.2f} ms per token, {:8.2f} tokens per second)",
+                      what, ms, count, unit, ms / n, 1000.0 * n / std::max(ms, 1e-9)));
+    };
+    line("prompt eval time", r.prompt_ms, r.prompt_tokens, "tokens");
+    line("eval time", r.decode_ms, r.decoded, "runs  ");
+    Log(fmt::format("{:>18} = {:10.2f} MiB for {} tokens ({} {}; fp16: {:.2f} MiB, {:.2f}x)", "kv cache",
+                    static_cast<double>(bytes) / 1048576, length, cache_.choice.recipe,
+                    BitsName(cache_.choice.k_bits, cache_.choice.v_bits), static_cast<double>(half) / 1048576,
+                    static_cast<double>(half) / static_cast<double>(std::max<int64_t>(bytes, 1))));
+    static constexpr const char* kReasons[] = {"end", "limit", "context_full", "cancelled"};
+    return json_.Write({{"text", answer},
+                        {"prompt_tokens", r.prompt_tokens},
+                        {"new_tokens", r.tokens.size()},
+                        {"tokens", r.tokens},
+                        {"prompt_ms", r.prompt_ms},
+                        {"decode_ms", r.decode_ms},
+                        {"stop_reason", kReasons[static_cast<int>(r.reason)]},
+                        {"kv_bytes", bytes},
+                        {"kv_bytes_fp16", half}});
+  }
+
+  ModelOptions model_;
+  CacheFlags cache_;
+  TextOptions text_;
+  GenerateOptions options_;
+  int64_t context_ = 0;
+  bool chat_ = false;
+  std::string system_, session_;
+  JsonOption json_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeGenerate() { return std::make_unique<GenerateCommand>(); }
+
+}  // namespace blockgtq::cli

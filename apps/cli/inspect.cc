@@ -1,0 +1,159 @@
+// blockgtq inspect: a model's metadata, or a plan's widths (the fingerprint of its allocation).
+#include <fmt/format.h>
+
+#include <fstream>
+
+#include "apps/cli/command.h"
+#include "apps/cli/options.h"
+#include "src/engine/loaded_model.h"
+#include "src/eval/plan_picture.h"
+#include "src/formats/plan_file.h"
+
+namespace blockgtq::cli {
+namespace {
+
+std::string ValueText(const GgufValue& value) {
+  struct Text {
+    std::string operator()(int64_t v) const { return fmt::format("{}", v); }
+    std::string operator()(double v) const { return fmt::format("{:g}", v); }
+    std::string operator()(bool v) const { return v ? "true" : "false"; }
+    std::string operator()(std::string_view v) const {
+      constexpr size_t kShown = 80;
+      std::string text(v.substr(0, kShown));
+      for (char& c : text) c = c == '\n' || c == '\r' ? ' ' : c;
+      return v.size() > kShown ? text + "..." : text;
+    }
+    std::string operator()(const GgufArray& v) const {
+      return fmt::format("[{} values]", std::visit([](const auto& list) { return list.size(); }, v.values));
+    }
+  };
+  return std::visit(Text{}, value);
+}
+
+class InspectCommand : public Command {
+ public:
+  void AddOptions(CLI::App& app) override {
+    app.add_option("FILE", path_, "GGUF model or plan")->required();
+    app.add_option("--plot", plot_, "draw a plan's widths as an SVG picture")->type_name("FILE.svg");
+    json_.Add(app);
+  }
+
+  Status Run() override {
+    std::string magic(4, '\0');
+    if (std::ifstream stream(path_, std::ios::binary); stream) stream.read(magic.data(), 4);
+    return magic == "GGUF" ? InspectModel() : InspectPlan();
+  }
+
+ private:
+  Status InspectModel() {
+    if (!plot_.empty())
+      return Status(ErrorCode::kInvalidArgument, "--plot draws a plan; " + path_ + " is a model");
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, LoadedModel::Open(path_, {}));
+    const ModelConfig& c = model->config();
+    int64_t bytes = 0, parameters = 0;
+    std::map<std::string, int> types;
+    for (const GgufTensor& tensor : model->file().tensors()) {
+      bytes += tensor.bytes;
+      parameters += tensor.view.rows * tensor.view.cols;
+      ++types[GetTensorType(tensor.view.type).name];
+    }
+    const int64_t half = int64_t{4} * c.head_dim * c.kv_heads * c.layers;
+    fmt::print("{}: GGUF v{}, {}, {:.1f} M parameters, {:.1f} MiB\n", path_, model->file().version(),
+               c.architecture, static_cast<double>(parameters) / 1e6, static_cast<double>(bytes) / 1048576);
+    fmt::print(
+        "{} layers, {} heads, {} KV heads, head dimension {}, embedding {}, feed-forward {}, vocabulary {}\n",
+        c.layers, c.heads, c.kv_heads, c.head_dim, c.embedding, c.feed_forward, c.vocabulary);
+    fmt::print("context {}, RoPE base {:g}, {} pairs, fp16 KV cache {} bytes a token\n", c.context_length,
+               c.rope.freq_base, model->fingerprint().rope_pairing, half);
+    std::string type_list;
+    for (const auto& [type, count] : types)
+      type_list += fmt::format("{}{} {}", type_list.empty() ? "" : ", ", count, type);
+    fmt::print("tensors: {}\n\n", type_list);
+    nlohmann::json metadata;
+    for (const auto& [key, value] : model->file().metadata()) {
+      fmt::print("{} = {}\n", key, ValueText(value));
+      metadata[key] = ValueText(value);
+    }
+    return json_.Write({{"architecture", c.architecture},
+                        {"layers", c.layers},
+                        {"heads", c.heads},
+                        {"kv_heads", c.kv_heads},
+                        {"head_dim", c.head_dim},
+                        {"embedding", c.embedding},
+                        {"feed_forward", c.feed_forward},
+                        {"vocabulary", c.vocabulary},
+                        {"context_length", c.context_length},
+                        {"rope_freq_base", c.rope.freq_base},
+                        {"rope_pairing", model->fingerprint().rope_pairing},
+                        {"parameters", parameters},
+                        {"bytes", bytes},
+                        {"tensor_types", types},
+                        {"kv_bytes_per_token_fp16", half},
+                        {"metadata", metadata}});
+  }
+
+  Status InspectPlan() {
+    BGTQ_ASSIGN_OR_RETURN(const Plan plan, LoadPlan(path_));
+    const ModelFingerprint& m = plan.model;
+    fmt::print("{}: recipe {}, K{:g}V{:g}, rotations from seed {}\n", path_, plan.recipe, plan.k_bits,
+               plan.v_bits, plan.seed);
+    fmt::print("for {}: {} layers, {} heads, {} KV heads, head dimension {}\n", m.architecture, m.layers,
+               m.heads, m.kv_heads, m.head_dim);
+    fmt::print(
+        "calibrated on {} tokens (text {}); {:.1f} stored bytes a token a head (K + V), {:.2f}x below "
+        "fp16\n\n",
+        plan.calibration.tokens, plan.calibration.corpus_hash, plan.bytes_per_token_per_head(),
+        4.0 * m.head_dim / plan.bytes_per_token_per_head());
+    fmt::print("layer head  key groups (bits x dims)              mean   value\n");
+    nlohmann::json groups = nlohmann::json::array();
+    for (int l = 0; l < m.layers; ++l) {
+      for (int h = 0; h < m.kv_heads; ++h) {
+        const HeadPlan& head = plan.head(l, h);
+        std::string text;
+        nlohmann::json list = nlohmann::json::array();
+        for (const GroupPlan& g : head.groups) {
+          text += fmt::format("{}{}x{}", text.empty() ? "" : " ", g.code_width, g.dims);
+          list.push_back({{"width", g.code_width}, {"dims", g.dims}, {"units", g.units}});
+        }
+        fmt::print(
+            "{:5} {:4}  {:<36} {:>4}  {}x{}\n", l, h, text,
+            head.mean_units.empty() ? "-" : fmt::format("{}/{}", head.mean_units.size(), m.head_dim / 16),
+            head.value.code_width, head.value.dims);
+        groups.push_back({{"layer", l},
+                          {"kv_head", h},
+                          {"keys", list},
+                          {"block_widths", BlockWidths(head)},
+                          {"mean_units", head.mean_units},
+                          {"value_width", head.value.code_width}});
+      }
+    }
+    if (!plot_.empty()) {
+      std::ofstream stream(plot_, std::ios::binary);
+      stream << PlanPicture(plan);
+      stream.close();
+      if (!stream) return Status(ErrorCode::kIo, plot_ + ": cannot write the picture");
+      fmt::print("\npicture: {}\n", plot_);
+    }
+    return json_.Write({{"recipe", plan.recipe},
+                        {"k_bits", plan.k_bits},
+                        {"v_bits", plan.v_bits},
+                        {"seed", plan.seed},
+                        {"architecture", m.architecture},
+                        {"layers", m.layers},
+                        {"heads", m.heads},
+                        {"kv_heads", m.kv_heads},
+                        {"head_dim", m.head_dim},
+                        {"bytes_per_token_per_head", plan.bytes_per_token_per_head()},
+                        {"calibration_tokens", plan.calibration.tokens},
+                        {"groups", groups}});
+  }
+
+  std::string path_, plot_;
+  JsonOption json_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeInspect() { return std::make_unique<InspectCommand>(); }
+
+}  // namespace blockgtq::cli

@@ -1,0 +1,71 @@
+// blockgtq: the command line. One table of commands; exit status 0 done, 1 failed, 2 wrong usage.
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "apps/cli/command.h"
+#include "apps/cli/terminal.h"
+
+namespace blockgtq::cli {
+namespace {
+
+struct CommandInfo {
+  const char* name;
+  const char* summary;
+  std::unique_ptr<Command> (*make)();
+};
+
+constexpr std::array<CommandInfo, 8> kCommands = {{
+    {"calibrate", "measure a model on text and write a plan of bit widths", MakeCalibrate},
+    {"inspect", "show a model's metadata, or a plan's widths", MakeInspect},
+    {"generate", "continue a prompt or answer a chat message", MakeGenerate},
+    {"perplexity", "perplexity of a text, and the cache's distance from fp16", MakePerplexity},
+    {"logits", "run token ids and write their logits", MakeLogits},
+    {"tokenize", "text to token ids", MakeTokenize},
+    {"detokenize", "token ids to text", MakeDetokenize},
+    {"bench", "prompt and decode speed at depth", MakeBench},
+}};
+
+int Main(int argc, char** argv) {
+  CLI::App app("blockgtq: language models on a packed low-bit KV cache", "blockgtq");
+  app.set_version_flag("--version", std::string("blockgtq ") + BGTQ_VERSION);
+  app.require_subcommand(1);
+  std::vector<std::unique_ptr<Command>> commands;
+  std::vector<CLI::App*> apps;
+  for (const CommandInfo& info : kCommands) {
+    commands.push_back(info.make());
+    apps.push_back(app.add_subcommand(info.name, info.summary));
+    commands.back()->AddOptions(*apps.back());
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : 2;  // --help and --version end with 0
+  }
+  for (size_t i = 0; i < apps.size(); ++i) {
+    if (!apps[i]->parsed()) continue;
+    const Status status = commands[i]->Run();
+    if (status.ok()) return 0;
+    Log(fmt::format("blockgtq {}: {}", kCommands[i].name, status.message()));
+    return 1;
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace blockgtq::cli
+
+int main(int argc, char** argv) {
+  // The library reports through Status; only the allocator can throw. Say so in one line instead of a crash.
+  try {
+    return blockgtq::cli::Main(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs("blockgtq: out of memory; use a smaller context (-c) or batch\n", stderr);
+    return 1;
+  }
+}

@@ -1,0 +1,131 @@
+// See options.h.
+#include "apps/cli/options.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "apps/cli/terminal.h"
+#include "src/eval/bundled_text.h"
+
+namespace blockgtq::cli {
+
+void ModelOptions::Add(CLI::App& app, const char* default_activations) {
+  activations = default_activations;
+  app.add_option("-m,--model", path, "GGUF model file")->required()->type_name("MODEL");
+  app.add_option("--device", backend.device, "cpu (this build's only device)")->capture_default_str();
+  app.add_option("-t,--threads", backend.threads, "threads (0: one a core)")->capture_default_str();
+  app.add_option("--activations", activations,
+                 "how activations enter matrix products: int8 (fast) or float (exact)")
+      ->check(CLI::IsMember({"int8", "float"}))
+      ->capture_default_str();
+}
+
+Result<std::unique_ptr<LoadedModel>> ModelOptions::Open() const {
+  BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model, LoadedModel::Open(path, backend));
+  model->backend().SetPrecision(activations == "float" ? Precision::kFloat : Precision::kInt8);
+  Log(fmt::format("device: {}, {} activations", model->backend().Description(), activations));
+  return model;
+}
+
+void CacheFlags::Add(CLI::App& app) {
+  std::string recipes;
+  for (const Recipe& recipe : Recipes())
+    recipes += fmt::format("{}{}", recipes.empty() ? "" : ", ", recipe.name);
+  k_ =
+      app.add_option("-K", choice.k_bits, "code bits a dimension of keys, on average")->capture_default_str();
+  v_ = app.add_option("-V", choice.v_bits, "code bits a dimension of values")->capture_default_str();
+  recipe_ = app.add_option("--recipe", choice.recipe, "cache recipe: " + recipes)->capture_default_str();
+  CLI::Option* plan =
+      app.add_option("--plan", choice.plan_file, "plan file (default: beside the model, or made now)");
+  plan->excludes(k_)->excludes(v_)->excludes(recipe_);
+  CLI::Option* sinks = app.add_option("--sinks", choice.sinks, "first tokens kept in fp16")
+                           ->check(CLI::Range(0, 64))
+                           ->capture_default_str();
+  CLI::Option* recent = app.add_option("--recent", choice.recent, "last tokens kept in fp16, at least")
+                            ->check(CLI::Range(0, 1 << 20))
+                            ->capture_default_str();
+  app.add_flag("--no-buffer", no_buffer, "--sinks 0 --recent 0")->excludes(sinks)->excludes(recent);
+}
+
+Result<std::optional<Plan>> CacheFlags::ObtainPlan(LoadedModel& model) {
+  if (no_buffer) choice.sinks = choice.recent = 0;
+  Progress progress("calibrating");
+  BGTQ_ASSIGN_OR_RETURN(std::optional<Plan> plan,
+                        blockgtq::ObtainPlan(model, choice, BundledCalibrationText(), Log,
+                                             [&](double done) { progress.Update(done); }));
+  if (plan.has_value()) {
+    choice.recipe = plan->recipe;
+    choice.k_bits = plan->k_bits;
+    choice.v_bits = plan->v_bits;
+  }
+  return plan;
+}
+
+void TextOptions::Add(CLI::App& app, const char* what) {
+  text_option = app.add_option("-p,--prompt", text, what)->type_name("TEXT");
+  file_option = app.add_option("-f,--file", file, "the same, read from a file")->type_name("FILE");
+  text_option->excludes(file_option);
+}
+
+Result<std::string> TextOptions::Read() const {
+  if (!given()) return Status(ErrorCode::kInvalidArgument, "no text: pass -p TEXT or -f FILE");
+  if (text_option->count() > 0) return text;
+  return ReadFile(file);
+}
+
+Result<std::string> ReadFile(const std::string& path) {
+  errno = 0;
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) {
+    return Status(errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo,
+                  fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
+  }
+  std::string content((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  if (stream.bad())
+    return Status(ErrorCode::kIo, fmt::format("{}: cannot read: {}", path, std::strerror(errno)));
+  return content;
+}
+
+void JsonOption::Add(CLI::App& app) {
+  app.add_option("--json", path, "write the result here, for machines")->type_name("FILE");
+}
+
+Status JsonOption::Write(const nlohmann::json& value) const {
+  if (path.empty()) return Status::Ok();
+  errno = 0;
+  std::ofstream stream(path, std::ios::binary);
+  // Bytes of text that are not UTF-8 become U+FFFD: JSON cannot hold them.
+  stream << value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+  stream.close();
+  if (!stream) return Status(ErrorCode::kIo, fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
+  return Status::Ok();
+}
+
+Result<std::vector<Token>> ReadTokenFile(const std::string& path) {
+  BGTQ_ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
+  const nlohmann::json json = nlohmann::json::parse(content, nullptr, false);
+  if (!json.is_array()) {
+    return Status(ErrorCode::kCorruptFile,
+                  fmt::format("{}: is not a JSON list of token ids, like [1, 2, 3]", path));
+  }
+  std::vector<Token> tokens;
+  for (const nlohmann::json& id : json) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
+      return Status(ErrorCode::kCorruptFile,
+                    fmt::format("{}: entry {} is not a token id", path, tokens.size()));
+    }
+    tokens.push_back(id.get<Token>());
+  }
+  return tokens;
+}
+
+double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>& plan, CacheKind kind) {
+  if (plan.has_value()) return plan->bytes_per_token_per_head();
+  return 2.0 * model.config().head_dim * (kind == CacheKind::kFloat ? 4 : 2);
+}
+
+}  // namespace blockgtq::cli

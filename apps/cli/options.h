@@ -1,0 +1,65 @@
+// Options that several commands share, so that they look and behave alike everywhere.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "src/engine/loaded_model.h"
+#include "src/engine/plan_source.h"
+
+namespace blockgtq::cli {
+
+/// -m, --device, -t, --activations.
+struct ModelOptions {
+  std::string path;
+  BackendOptions backend;
+  std::string activations;  // "int8" or "float"
+  void Add(CLI::App& app, const char* default_activations);
+  /// Opens the model; the first log line says the device.
+  Result<std::unique_ptr<LoadedModel>> Open() const;
+};
+
+/// -K, -V, --recipe, --plan, --sinks, --recent, --no-buffer.
+struct CacheFlags {
+  CacheChoice choice;
+  bool no_buffer = false;
+  void Add(CLI::App& app);
+  /// The plan (nullopt for uncompressed recipes), with what was found or made logged; then choice names what
+  /// is used.
+  Result<std::optional<Plan>> ObtainPlan(LoadedModel& model);
+
+ private:
+  CLI::Option *k_ = nullptr, *v_ = nullptr, *recipe_ = nullptr;
+};
+
+/// -p or -f.
+struct TextOptions {
+  std::string text, file;
+  CLI::Option *text_option = nullptr, *file_option = nullptr;
+  void Add(CLI::App& app, const char* what);
+  bool given() const { return text_option->count() + file_option->count() > 0; }
+  /// Errors: kInvalidArgument when both or neither are given; kNotFound, kIo.
+  Result<std::string> Read() const;
+};
+
+/// The whole of a file. Errors: kNotFound, kIo, naming it.
+Result<std::string> ReadFile(const std::string& path);
+
+/// --json: writes `value` there when the option was given. Errors: kIo.
+struct JsonOption {
+  std::string path;
+  void Add(CLI::App& app);
+  Status Write(const nlohmann::json& value) const;
+};
+
+/// A list of token ids from a JSON file. Errors: kNotFound, kCorruptFile.
+Result<std::vector<Token>> ReadTokenFile(const std::string& path);
+
+/// Mean stored bytes a token a head of a cache, K + V: the plan's, or 4 or 8 bytes a dim for fp16 and fp32.
+double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>& plan, CacheKind kind);
+
+}  // namespace blockgtq::cli
