@@ -74,7 +74,7 @@ class Loader {
     const Result<std::string> format = Text("format");
     if (!format.ok() || *format != plan_file::kFormat) {
       return Corrupt(fmt::format("not a plan: metadata 'format' is {}; make one with 'blockgtq calibrate'",
-                                 format.ok() ? "'" + Printable(*format) + "'" : "missing"));
+                                 format.ok() ? fmt::format("'{}'", Printable(*format)) : "missing"));
     }
     BGTQ_ASSIGN_OR_RETURN(const int version, Number<int>("version"));
     if (version < 1) return Corrupt(fmt::format("metadata 'version' is {}, not positive", version));
