@@ -1,0 +1,119 @@
+// Recognition and rendering against jinja2 running the same templates (tests/data/text/make_chats.py).
+#include "src/text/chat_template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "src/formats/gguf.h"
+#include "tests/text/test_vocab.h"
+
+namespace blockgtq {
+namespace {
+
+using testing::HasSubstr;
+
+const char kChatMl[] =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|im_end|>' + "
+    "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+void ExpectRenders(const nlohmann::json& row, const std::string& jinja) {
+  const auto golden = test::ReadJson("text/chats.json");
+  const auto recognized = RecognizeTemplate(jinja);
+  ASSERT_TRUE(recognized.ok()) << row["name"] << ": " << recognized.status().message();
+  ASSERT_EQ(golden["chats"].size(), row["rendered"].size());
+  for (size_t i = 0; i < row["rendered"].size(); ++i) {
+    std::vector<ChatMessage> messages;
+    for (const auto& message : golden["chats"][i]) messages.push_back({message[0], message[1]});
+    const auto text = RenderChat(*recognized, messages);
+    ASSERT_TRUE(text.ok()) << text.status().message();
+    EXPECT_EQ(*text, row["rendered"][i].get<std::string>()) << row["name"] << " chat " << i;
+  }
+}
+
+TEST(ChatTemplate, RendersKnownTemplatesAsJinja2Does) {
+  int templates = 0;
+  const auto golden = test::ReadJson("text/chats.json");
+  for (const auto& row : golden["templates"]) {
+    if (!row.contains("template")) continue;
+    ++templates;
+    ExpectRenders(row, row["template"]);
+  }
+  EXPECT_GE(templates, 6);
+}
+
+TEST(ChatTemplate, RendersTheModelsOwnTemplatesAsJinja2Does) {
+  int models = 0;
+  const auto golden = test::ReadJson("text/chats.json");
+  for (const auto& row : golden["templates"]) {
+    if (!row.contains("model_file")) continue;
+    const std::string path = test::ModelPath(row["model_file"]);
+    if (path.empty()) continue;
+    ++models;
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    const auto jinja = (*file)->GetString("tokenizer.chat_template");
+    ASSERT_TRUE(jinja.ok()) << jinja.status().message();
+    ExpectRenders(row, std::string(*jinja));
+  }
+  if (models == 0) GTEST_SKIP() << "none of the models is installed (set BGTQ_MODELS to their folder)";
+}
+
+TEST(ChatTemplate, TakesTheDefaultSystemMessageFromTheTemplate) {
+  const auto recognized = RecognizeTemplate(
+      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
+      "'<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
+      "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+      "'<|im_start|>assistant\n' }}{% endif %}");
+  ASSERT_TRUE(recognized.ok()) << recognized.status().message();
+  EXPECT_EQ(recognized->kind, ChatTemplate::kChatMl);
+  EXPECT_EQ(recognized->default_system, "Be kind.");
+}
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(ChatTemplate, RefusesWhateverWouldRenderDifferently) {
+  ASSERT_TRUE(RecognizeTemplate(kChatMl).ok());
+  const std::vector<std::string> others = {
+      "",
+      "{{ messages }}",
+      "plain text",
+      "{% for",
+      "{{ 'unterminated",
+      std::string(kChatMl) + "{{ 'more' }}",
+      std::string(kChatMl) + "more",
+      "more" + std::string(kChatMl),
+      Replaced(kChatMl, "'<|im_end|>'", "'<|end|>'"),
+      Replaced(kChatMl, "message['content']", "message['content'] | trim"),
+      Replaced(kChatMl, "{% endfor %}", "{{ eos_token }}{% endfor %}"),
+      Replaced(kChatMl, "}}{% endfor", "}}\n{% endfor"),  // the newline would be output
+      Replaced(kChatMl, "assistant\\n'", "assistant\\n<think>\\n'"),
+  };
+  for (const auto& jinja : others) {
+    const auto recognized = RecognizeTemplate(jinja);
+    ASSERT_FALSE(recognized.ok()) << jinja;
+    EXPECT_EQ(recognized.status().code(), ErrorCode::kUnsupported);
+    EXPECT_THAT(recognized.status().message(), HasSubstr("--no-chat"));
+  }
+}
+
+TEST(ChatTemplate, RefusesUnknownRolesAndEmptyChats) {
+  const auto recognized = RecognizeTemplate(kChatMl);
+  ASSERT_TRUE(recognized.ok());
+  const std::vector<ChatMessage> tool = {{"user", "a"}, {"tool", "b"}};
+  const auto refused = RenderChat(*recognized, tool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), HasSubstr("messages[1].role is \"tool\""));
+  EXPECT_EQ(RenderChat(*recognized, {}).status().code(), ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace blockgtq

@@ -1,0 +1,91 @@
+// Pre-tokenizers against hand-derived pieces and against two other engines running the published patterns
+// (tests/data/text/make_pieces.py).
+#include "src/text/pre_tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "tests/text/test_vocab.h"
+
+namespace blockgtq {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<std::string> Pieces(const std::string& pre, const std::string& text) {
+  auto pre_tokenizer = PreTokenizer::Create(pre);
+  EXPECT_TRUE(pre_tokenizer.ok()) << pre_tokenizer.status().message();
+  PreTokenizer::Matcher matcher(**pre_tokenizer);
+  std::vector<std::string> pieces;
+  for (size_t at = 0; at < text.size(); at += pieces.back().size()) {
+    const size_t bytes = matcher.NextPiece(text, at);
+    if (bytes == 0 || at + bytes > text.size()) {
+      ADD_FAILURE() << "piece of " << bytes << " bytes at " << at << " of " << text.size();
+      break;
+    }
+    pieces.push_back(text.substr(at, bytes));
+  }
+  return pieces;
+}
+
+TEST(PreTokenizer, Gpt2KeepsRunsOfDigitsAndTheSpaceBeforeAWord) {
+  EXPECT_THAT(Pieces("gpt-2", "It's  12345 o'clock\n\n x"),
+              ElementsAre("It", "'s", " ", " 12345", " o", "'", "clock", "\n\n", " x"));
+  EXPECT_THAT(Pieces("gpt-2", "I'M"), ElementsAre("I", "'", "M"));
+}
+
+TEST(PreTokenizer, LlamaBpeCutsDigitsInThreesAndJoinsPunctuationToWordsAndNewlines) {
+  EXPECT_THAT(Pieces("llama-bpe", "x=1234567, (foo)\n\n  y"),
+              ElementsAre("x", "=", "123", "456", "7", ",", " (", "foo", ")\n\n", " ", " y"));
+  EXPECT_THAT(Pieces("llama-bpe", "WE'LL \r\n go"), ElementsAre("WE", "'LL", " \r\n", " go"));
+}
+
+TEST(PreTokenizer, Qwen2CutsEveryDigit) {
+  EXPECT_THAT(Pieces("qwen2", "a12 .b"), ElementsAre("a", "1", "2", " .", "b"));
+}
+
+TEST(PreTokenizer, SmolLmCutsDigitsBeforeAnythingElse) {
+  // The space before a digit is a piece of its own: a digit ends the text that the second pattern sees.
+  EXPECT_THAT(Pieces("smollm", "a  12 b"), ElementsAre("a", "  ", "1", "2", " b"));
+}
+
+TEST(PreTokenizer, CutsEveryTextAsTwoOtherEnginesDo) {
+  const auto golden = test::ReadJson("text/pre_tokenizer_pieces.json");
+  ASSERT_GT(golden["cases"].size(), 400u);
+  for (const std::string pre : {"smollm", "qwen2", "llama-bpe", "gpt-2"}) {
+    for (const auto& c : golden["cases"]) {
+      std::vector<size_t> sizes;
+      for (const auto& piece : Pieces(pre, c["text"])) sizes.push_back(piece.size());
+      EXPECT_EQ(sizes, c[pre].get<std::vector<size_t>>()) << pre << ": " << c["text"];
+    }
+  }
+}
+
+TEST(PreTokenizer, IsLinearInRunsOfSpaces) {
+  // Two pieces a round; a matcher that gave up would return the rest as one.
+  const std::string spaces(1 << 20, ' ');
+  for (const std::string pre : {"smollm", "qwen2", "llama-bpe", "gpt-2"}) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto pieces = Pieces(pre, spaces + "x" + spaces + "\n" + spaces);
+    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10) << pre;
+    ASSERT_GE(pieces.size(), 3u) << pre;
+    EXPECT_EQ(pieces[0], spaces.substr(1)) << pre;
+    EXPECT_EQ(pieces[1], " x") << pre;
+  }
+}
+
+TEST(PreTokenizer, NamesTheKnownOnesWhenAskedForAnother) {
+  const auto result = PreTokenizer::Create("tekken");
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(result.status().message(), HasSubstr("\"tekken\""));
+  EXPECT_THAT(result.status().message(), HasSubstr("smollm, qwen2, llama-bpe, gpt-2"));
+}
+
+}  // namespace
+}  // namespace blockgtq
