@@ -1,0 +1,449 @@
+// Attention over packed records: tile by tile, codes are decoded once and met by every query (design.md 5).
+//
+// With u = logit + log2(value norm), e = 255 * 2^(u - max u) is rounded to the u8 probability that multiplies
+// the value codes, and e / norm sums to the softmax's denominator: one maximum and one exponential a token.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "src/cpu/attention_codes_impl.h"
+#include "src/cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/cpu/attention_codes.cc"
+#include "hwy/cache_control.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "src/cpu/dot-inl.h"
+#include "src/cpu/exp2-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace blockgtq::cpu::HWY_NAMESPACE {
+
+constexpr float kMasked = -1e30f;
+constexpr float kLog2Of255 = 7.994353436858858f;
+constexpr float kLeastNorm = 1.4901161e-8f;  // 2^-26, below the least half: keeps log2 and 1 / norm finite
+
+// State of one query between tiles, floats: maximum (base 2, less log2 255), then 16 lanes each of the
+// denominator and of the sum of rounded probabilities, then outputs [units][32].
+constexpr int kStateSum = 16, kStateRounded = 32, kStateOutputs = 48;
+
+struct TileConstants {
+  alignas(64) int32_t token[64];            // TileToken
+  alignas(64) uint8_t norm_slot[64];        // NormSlot(TileToken)
+  alignas(64) uint8_t expand[kPlanes][64];  // byte of a token block's 16 probabilities in tile order, or 0x80
+  alignas(64) float log_norm[257];          // 2^((b - 128) / 32)
+};
+
+inline const TileConstants& Constants() {
+  static const TileConstants constants = [] {
+    TileConstants c;
+    for (int p = 0; p < 64; ++p) {
+      c.token[p] = TileToken(p);
+      c.norm_slot[p] = static_cast<uint8_t>(NormSlot(TileToken(p)));
+    }
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      for (int b = 0; b < 64; ++b) {
+        const int source = OperandSource(plane, b & 15);
+        if (source < 0) {
+          c.expand[plane][b] = 0x80;
+          continue;
+        }
+        const int tq = source >> 2, j = source & 3;  // ValuePlace
+        const int token = 2 * tq + (j >> 1) + 8 * (j & 1);
+        int position = 0;
+        while (TileToken(position) != token) ++position;
+        c.expand[plane][b] = static_cast<uint8_t>(position);
+      }
+    }
+    for (int b = 0; b <= 256; ++b) c.log_norm[b] = static_cast<float>(std::exp2((b - 128) / 32.0));
+    return c;
+  }();
+  return constants;
+}
+
+// 64 norm bytes in tile order.
+HWY_INLINE void OrderNorms(const TileConstants& c, const uint8_t* HWY_RESTRICT norms,
+                           uint8_t* HWY_RESTRICT out) {
+#if BGTQ_VNNI
+  _mm512_store_si512(out, _mm512_permutexvar_epi8(_mm512_load_si512(c.norm_slot), _mm512_loadu_si512(norms)));
+#else
+  for (int p = 0; p < 64; p += 2) std::memcpy(out + p, norms + c.norm_slot[p], 2);  // slots come in pairs
+#endif
+}
+
+// 2^((b - 128) / 32) of integers 0..256.
+HWY_INLINE VF LogNorm(const TileConstants& c, VI b) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // The table's entries 128..159 are one octave: mantissas. The exponent is added.
+  const __m512 mantissa =
+      _mm512_permutex2var_ps(_mm512_load_ps(c.log_norm + 128), b.raw, _mm512_load_ps(c.log_norm + 144));
+  const VI octave = hn::ShiftLeft<23>(hn::Sub(hn::ShiftRight<5>(b), hn::Set(DI(), 4)));
+  return hn::BitCast(DF(), hn::Add(hn::BitCast(DI(), VF{mantissa}), octave));
+#else
+  return hn::GatherIndex(DF(), c.log_norm, b);
+#endif
+}
+
+// Norms of one group in units of the reference, tile order.
+HWY_INLINE void LoadNorms(const TileConstants& c, NormType type, const uint8_t* HWY_RESTRICT from,
+                          float* HWY_RESTRICT out) {
+  const DF df;
+  if (type == NormType::kLog8) {
+    alignas(64) uint8_t bytes[64];
+    OrderNorms(c, from, bytes);
+    const hn::Rebind<uint8_t, DI> d8;
+    for (int p = 0; p < 64; p += kN) {
+      hn::Store(LogNorm(c, hn::PromoteTo(DI(), hn::LoadU(d8, bytes + p))), df, out + p);
+    }
+    return;
+  }
+  alignas(64) uint16_t halves[64];
+  for (int p = 0; p < 64; ++p) std::memcpy(&halves[p], from + 2 * c.norm_slot[p], 2);
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  for (int p = 0; p < 64; p += kN) {
+    hn::Store(hn::PromoteTo(df, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(halves) + p)), df,
+              out + p);
+  }
+}
+
+// log2 and inverse of the value norms.
+HWY_INLINE void LoadValueNorms(const TileConstants& c, NormType type, const uint8_t* HWY_RESTRICT from,
+                               float* HWY_RESTRICT log2, float* HWY_RESTRICT inverse) {
+  const DF df;
+  if (type == NormType::kLog8) {
+    alignas(64) uint8_t bytes[64];
+    OrderNorms(c, from, bytes);
+    const hn::Rebind<uint8_t, DI> d8;
+    for (int p = 0; p < 64; p += kN) {
+      const VI b = hn::PromoteTo(DI(), hn::LoadU(d8, bytes + p));
+      hn::Store(hn::MulAdd(hn::ConvertTo(df, b), hn::Set(df, 1.0f / 32.0f), hn::Set(df, -4.0f)), df,
+                log2 + p);
+      hn::Store(LogNorm(c, hn::Sub(hn::Set(DI(), 256), b)), df, inverse + p);
+    }
+    return;
+  }
+  LoadNorms(c, type, from, inverse);
+  for (int p = 0; p < 64; p += kN) {
+    const VF norm = hn::Max(hn::Load(df, inverse + p), hn::Set(df, kLeastNorm));
+    hn::Store(hn::Log2(df, norm), df, log2 + p);
+    hn::Store(hn::Div(hn::Set(df, 1.0f), norm), df, inverse + p);
+  }
+}
+
+// cos and sin of the tile's first position for the blocks of the mean units, [2][mean_stride].
+void LoadPhase(const PackedHead& head, const RopeTable& rope, int64_t position, float* out) {
+  const PackedHead::Derived& d = *head.derived;
+  const float* cos = rope.Cos(position);
+  const float* sin = rope.Sin(position);
+  for (int u = 0; u < d.mean_units; ++u) {
+    const int first = kMeanUnitBlocks * head.plan.mean_units[u];
+    const int blocks = std::min(kMeanUnitBlocks, head.plan.head_dim / 2 - first);
+    std::memcpy(out + kMeanUnitBlocks * u, cos + first, sizeof(float) * blocks);
+    std::memcpy(out + d.mean_stride + kMeanUnitBlocks * u, sin + first, sizeof(float) * blocks);
+  }
+}
+
+// The mean's part of the logits, q' R_t mu, for 64 tokens: with z = conj(q) mu e^(i theta 64 j) at the tile's
+// centre and x the distance from it, sum Re(z) cos(theta x) - Im(z) sin(theta x). The cosines are even and
+// the sines odd in x, so half a tile's sums give the other half.
+//
+// mean      query i's phasors at mean + i * 2 mean_stride
+// rotated   [kQueries][2][mean_stride] scratch
+// logits    [kQueries][64], overwritten
+template <int kQueries>
+HWY_INLINE void MeanLogits(const PackedHead& head, const float* HWY_RESTRICT mean,
+                           const float* HWY_RESTRICT phase, float* HWY_RESTRICT rotated,
+                           float* HWY_RESTRICT logits) {
+  const DF df;
+  const PackedHead::Derived& d = *head.derived;
+  const int stride = d.mean_stride;
+  for (int i = 0; i < kQueries; ++i) {
+    for (int b = 0; b < stride; b += kN) {
+      const VF cos = hn::LoadU(df, phase + b), sin = hn::LoadU(df, phase + stride + b);
+      const VF re = hn::LoadU(df, mean + 2 * stride * i + b),
+               im = hn::LoadU(df, mean + 2 * stride * i + stride + b);
+      hn::StoreU(hn::NegMulAdd(im, sin, hn::Mul(re, cos)), df, rotated + 2 * stride * i + b);
+      hn::StoreU(hn::Neg(hn::MulAdd(re, sin, hn::Mul(im, cos))), df, rotated + 2 * stride * i + stride + b);
+    }
+  }
+  constexpr int kVectors = kHalfTile / kN < 2 ? 1 : 2;  // of half a tile, at a time
+  for (int h = 0; h < kHalfTile / kN; h += kVectors) {
+    VF even[kQueries][kVectors], odd[kQueries][kVectors];
+    for (int i = 0; i < kQueries; ++i) {
+      for (int v = 0; v < kVectors; ++v) even[i][v] = odd[i][v] = hn::Zero(df);
+    }
+    for (int u = 0; u < d.mean_units; ++u) {
+      const float* table =
+          d.phases->values.data() + kMeanUnitBlocks * 2 * kHalfTile * head.plan.mean_units[u] + kN * h;
+      const float* z = rotated + kMeanUnitBlocks * u;
+      for (int b = 0; b < kMeanUnitBlocks; ++b) {
+        VF cos[kVectors], sin[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+          cos[v] = hn::LoadU(df, table + 2 * kHalfTile * b + kN * v);
+          sin[v] = hn::LoadU(df, table + 2 * kHalfTile * b + kHalfTile + kN * v);
+        }
+        for (int i = 0; i < kQueries; ++i) {
+          const VF re = hn::Set(df, z[2 * stride * i + b]), im = hn::Set(df, z[2 * stride * i + stride + b]);
+          for (int v = 0; v < kVectors; ++v) {
+            even[i][v] = hn::MulAdd(cos[v], re, even[i][v]);
+            odd[i][v] = hn::MulAdd(sin[v], im, odd[i][v]);
+          }
+        }
+      }
+    }
+    for (int i = 0; i < kQueries; ++i) {
+      for (int v = 0; v < kVectors; ++v) {
+        float* row = logits + 64 * i + kHalfTile;
+        hn::StoreU(hn::Add(even[i][v], odd[i][v]), df, row + kN * (h + v));
+        hn::StoreU(hn::Reverse(df, hn::Sub(even[i][v], odd[i][v])), df, row - kN * (h + v + 1));
+      }
+    }
+  }
+}
+
+// A decoded tile.
+struct Tile {
+  const uint8_t* keys;    // [key units][kUnitScratch]
+  const uint8_t* values;  // [value units][kUnitScratch]
+  const float* norms;     // [groups][64]
+  const float* value_log2;
+  const float* value_inverse;
+};
+
+// Online softmax of one query over a tile: updates its state, writes expanded probabilities and returns the
+// factor of this tile's value sums.
+//
+// first, last  visible tokens of the tile
+HWY_INLINE float Softmax(const TileConstants& c, const Tile& tile, const float* HWY_RESTRICT logits,
+                         int first, int last, bool rounded_sum, int outputs, float* HWY_RESTRICT state,
+                         uint8_t* HWY_RESTRICT probabilities) {
+  const DF df;
+  constexpr int kVectors = 64 / kN;
+  VF u[kVectors];
+  VF largest = hn::Set(df, kMasked);
+  for (int k = 0; k < kVectors; ++k) {
+    u[k] = hn::Add(hn::LoadU(df, logits + kN * k), hn::Load(df, tile.value_log2 + kN * k));
+  }
+  if (first > 0 || last < kPageTokens) {
+    for (int k = 0; k < kVectors; ++k) {
+      const VI token = hn::Load(DI(), c.token + kN * k);
+      const auto visible =
+          hn::And(hn::Gt(token, hn::Set(DI(), first - 1)), hn::Lt(token, hn::Set(DI(), last)));
+      u[k] = hn::IfThenElse(hn::RebindMask(df, visible), u[k], hn::Set(df, kMasked));
+    }
+  }
+  for (int k = 0; k < kVectors; ++k) largest = hn::Max(largest, u[k]);
+  const float tile_max = hn::GetLane(hn::MaxOfLanes(df, largest)) - kLog2Of255;
+  float factor = 1.0f;
+  if (tile_max > state[0]) {
+    if (state[0] > kMasked) {
+      const VF decay = hn::Set(df, std::exp2(state[0] - tile_max));
+      for (int o = kStateSum; o < kStateOutputs + outputs; o += kN) {
+        hn::StoreU(hn::Mul(hn::LoadU(df, state + o), decay), df, state + o);
+      }
+    }
+    state[0] = tile_max;
+  } else {
+    factor = std::exp2(tile_max - state[0]);
+  }
+  const VF shift = hn::Set(df, tile_max);
+  alignas(64) uint8_t bytes[64];
+  VF sum = hn::Zero(df), total = hn::Zero(df);
+  for (int k = 0; k < kVectors; ++k) {
+    const VF e = Exp2(df, hn::Sub(u[k], shift));
+    sum = hn::MulAdd(e, hn::Load(df, tile.value_inverse + kN * k), sum);
+    const VI p = hn::NearestInt(e);
+    if (rounded_sum) total = hn::Add(total, hn::ConvertTo(df, p));
+    const hn::Rebind<uint8_t, DI> d8;
+    hn::StoreU(hn::DemoteTo(d8, p), d8, bytes + kN * k);
+  }
+  const VF f = hn::Set(df, factor);
+  hn::StoreU(hn::MulAdd(sum, f, hn::LoadU(df, state + kStateSum)), df, state + kStateSum);
+  if (rounded_sum) {
+    hn::StoreU(hn::MulAdd(total, f, hn::LoadU(df, state + kStateRounded)), df, state + kStateRounded);
+  }
+  const DU8 du;
+  for (int b = 0; b < 64; b += 4 * kN) {
+    const VU8 p = hn::Load(du, bytes + b);
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      hn::Store(hn::TableLookupBytesOr0(p, hn::Load(du, c.expand[plane] + b)), du,
+                probabilities + 64 * plane + b);
+    }
+  }
+  return factor;
+}
+
+struct TileRange {
+  int64_t start;  // position of the tile's first token
+  int64_t begin, end;
+};
+
+// kQueries queries, `query` the first, against a decoded tile.
+template <int kQueries>
+HWY_NOINLINE void AttendTile(const PackedHead& head, const PreparedQueries::Impl& q, int query,
+                             const Tile& tile, const float* phase, float* rotated, const TileRange& range,
+                             const int64_t* query_end, float* state, int64_t state_stride) {
+  const PackedHead::Derived& d = *head.derived;
+  const TileConstants& c = Constants();
+  const int64_t passes = static_cast<int64_t>(d.passes.size());
+  const int units = static_cast<int>(d.value_units.size());
+  alignas(64) float logits[kQueries * 64];
+  if (d.mean_units > 0) {
+    MeanLogits<kQueries>(head, q.mean.data() + static_cast<int64_t>(query) * 2 * d.mean_stride, phase,
+                         rotated, logits);
+  } else {
+    std::memset(logits, 0, sizeof logits);
+  }
+  for (int64_t p = 0; p < passes; ++p) {
+    const KeyPass& pass = d.passes[p];
+    KeyDots<kQueries>(
+        tile.keys + pass.first_unit * kUnitScratch, pass.units,
+        q.operands.data() + (static_cast<int64_t>(query) * d.pass_units + pass.first_operand) * 64,
+        64 * d.pass_units, q.start.data() + 4 * (query * passes + p), 4 * passes,
+        q.scale.data() + 2 * (query * passes + p), 2 * passes, tile.norms + 64 * pass.group, logits);
+  }
+  alignas(64) uint8_t probabilities[kQueries * 64 * kPlanes];
+  float factor[kQueries];
+  for (int i = 0; i < kQueries; ++i) {
+    const int64_t end = query_end == nullptr ? range.end : std::min(range.end, query_end[i]);
+    const int first = static_cast<int>(std::max<int64_t>(range.begin - range.start, 0));
+    const int last = static_cast<int>(std::min<int64_t>(end - range.start, kPageTokens));
+    uint8_t* row = probabilities + i * 64 * kPlanes;
+    if (first >= last) {  // sees nothing of this tile
+      std::memset(row, 0, 64 * kPlanes);
+      factor[i] = 0.0f;
+      continue;
+    }
+    factor[i] = Softmax(c, tile, logits + 64 * i, first, last, d.value_half != 0.0f, 32 * units,
+                        state + i * state_stride, row);
+  }
+  int u = 0;
+  if constexpr (BGTQ_VNNI) {
+    for (; u + 2 <= units; u += 2) {
+      ValueDots<kQueries, 2>(tile.values + u * kUnitScratch, probabilities, factor,
+                             state + kStateOutputs + 32 * u, state_stride);
+    }
+  }
+  for (; u < units; ++u) {
+    ValueDots<kQueries, 1>(tile.values + u * kUnitScratch, probabilities, factor,
+                           state + kStateOutputs + 32 * u, state_stride);
+  }
+}
+
+// Final sums of one query.
+void Finish(const PackedHead& head, const float* state, float* out, float* lse) {
+  const PackedHead::Derived& d = *head.derived;
+  const int units = static_cast<int>(d.value_units.size());
+  if (state[0] <= kMasked) {
+    std::fill_n(out, head.value_dims, 0.0f);
+    *lse = -std::numeric_limits<float>::infinity();
+    return;
+  }
+  float sum = 0.0f, rounded = 0.0f;
+  for (int i = 0; i < 16; ++i) {
+    sum += state[kStateSum + i];
+    rounded += state[kStateRounded + i];
+  }
+  const float scale = d.value_constant / sum;
+  const float half = rounded * d.value_half;
+  for (int u = 0; u < units; ++u) {
+    const float* lanes = state + kStateOutputs + 32 * u;
+    for (int g = 0; g < 8; ++g) {
+      out[16 * u + g] = (lanes[4 * g] + lanes[4 * g + 2] + half) * scale;
+      out[16 * u + 8 + g] = (lanes[4 * g + 1] + lanes[4 * g + 3] + half) * scale;
+    }
+  }
+  *lse = (state[0] + std::log2(sum)) * 0.6931471805599453f;
+}
+
+// Asks for the next record while this one is worked on: a page's records are no stream to the hardware.
+HWY_INLINE void Prefetch(const std::byte* record, int bytes) {
+  for (int b = 0; b < bytes; b += 64) hwy::Prefetch(record + b);
+}
+
+void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int first, int count,
+                  std::span<const std::byte* const> records, int64_t begin, int64_t end,
+                  const int64_t* query_end, const RopeTable& rope, CodesScratch::Impl& scratch, float* out,
+                  float* lse) {
+  const PackedHead::Derived& d = *head.derived;
+  const TileConstants& c = Constants();
+  const int groups = static_cast<int>(head.plan.groups.size());
+  const size_t key_units = d.key_units.size(), value_units = d.value_units.size();
+  uint8_t* keys = scratch.codes.Reserve((key_units + value_units) * kUnitScratch);
+  uint8_t* values = keys + key_units * kUnitScratch;
+  float* norms = scratch.norms.Reserve(64 * (groups + 2));
+  float* value_log2 = norms + 64 * groups;
+  float* value_inverse = value_log2 + 64;
+  float* phase = scratch.phase.Reserve(static_cast<size_t>(d.mean_stride) * 2 * (1 + kQueryBlock));
+  const int64_t state_stride = kStateOutputs + 32 * static_cast<int64_t>(value_units);
+  float* state = scratch.state.Reserve(static_cast<size_t>(state_stride) * count);
+  std::memset(state, 0, sizeof(float) * state_stride * count);
+  for (int i = 0; i < count; ++i) state[i * state_stride] = kMasked;
+
+  int64_t last = begin;  // of what any query sees
+  for (int i = 0; i < count; ++i)
+    last = std::max(last, query_end == nullptr ? end : std::min(end, query_end[i]));
+  const Tile tile = {keys, values, norms, value_log2, value_inverse};
+  for (int64_t start = begin / kPageTokens * kPageTokens; start < last; start += kPageTokens) {
+    const uint8_t* record = reinterpret_cast<const uint8_t*>(records[start / kPageTokens]);
+    if (start + kPageTokens < last) Prefetch(records[start / kPageTokens + 1], head.layout.bytes);
+    for (size_t u = 0; u < key_units; ++u) {
+      UnpackUnit<BGTQ_VNNI ? 0x80 : 0>(d.key_units[u].width, record + d.key_units[u].offset,
+                                       keys + u * kUnitScratch);
+    }
+    for (int g = 0; g < groups; ++g) {
+      LoadNorms(c, head.plan.norm_type, record + head.layout.key_norm[g], norms + 64 * g);
+    }
+    LoadValueNorms(c, head.plan.norm_type, record + head.layout.value_norm, value_log2, value_inverse);
+    for (size_t u = 0; u < value_units; ++u) {
+      UnpackUnit<0>(d.value_units[u].width, record + d.value_units[u].offset, values + u * kUnitScratch);
+    }
+    if (d.mean_units > 0) LoadPhase(head, rope, start, phase);
+    const TileRange range = {start, begin, last};
+    for (int i = 0; i < count; i += kQueryBlock) {
+      const int block = std::min(count - i, kQueryBlock);
+      const int64_t* ends = query_end == nullptr ? nullptr : query_end + i;
+      if (ends != nullptr && *std::max_element(ends, ends + block) <= std::max(start, begin)) continue;
+      float* at = state + i * state_stride;
+      float* rotated = phase + 2 * d.mean_stride;
+      switch (block) {
+        case 1:
+          AttendTile<1>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          break;
+        case 2:
+          AttendTile<2>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          break;
+        case 3:
+          AttendTile<3>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          break;
+        default:
+          AttendTile<4>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+      }
+    }
+  }
+  for (int i = 0; i < count; ++i) {
+    Finish(head, state + i * state_stride, out + static_cast<int64_t>(i) * head.value_dims, lse + i);
+  }
+}
+
+}  // namespace blockgtq::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace blockgtq::cpu {
+
+HWY_EXPORT(AttendCodesT);
+
+void AttendCodes(const PackedHead& head, const PreparedQueries& queries, int first, int count,
+                 std::span<const std::byte* const> records, int64_t begin, int64_t end,
+                 const int64_t* query_end, const RopeTable& rope, CodesScratch& scratch, float* out,
+                 float* lse) {
+  HWY_DYNAMIC_DISPATCH(AttendCodesT)
+  (head, queries.impl(), first, count, records, begin, end, query_end, rope, scratch.impl(), out, lse);
+}
+
+}  // namespace blockgtq::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,150 @@
+// Queries before and outputs after attention over codes: rotation into the codes' space, rounding to int8,
+// the mean's phasors, and the value rotation undone.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "src/cpu/attention_codes_impl.h"
+#include "src/cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/cpu/attention_codes_queries.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "src/cpu/dot-inl.h"
+#include "src/cpu/matvec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace blockgtq::cpu::HWY_NAMESPACE {
+
+// Expands the 16 bytes of one unit for every plane.
+void ExpandOperand(const int8_t* row, uint8_t* out) {
+  for (int plane = 0; plane < kPlanes; ++plane) {
+    for (int b = 0; b < 16; ++b) {
+      const int from = OperandSource(plane, b);
+      // A 16-bit integer's high byte repeats the sign of its low byte.
+      out[16 * plane + b] = static_cast<uint8_t>(from >= 0                              ? row[from]
+                                                 : row[OperandSource(plane, b - 1)] < 0 ? -1
+                                                                                        : 0);
+    }
+  }
+}
+
+// Rounds one group's coordinates: `high` to scale, `low` the remainder in 1/256 of it. Returns the scale.
+float RoundGroup(const float* x, int n, int8_t* high, int8_t* low) {
+  float largest = 0.0f;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  const float scale = largest / 127.0f;
+  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  for (int i = 0; i < n; ++i) {
+    const float v = x[i] * inverse;
+    const float whole = std::nearbyint(std::clamp(v, -127.0f, 127.0f));
+    high[i] = static_cast<int8_t>(whole == whole ? whole : 0.0f);
+    const float rest = std::nearbyint(std::clamp((v - whole) * 256.0f, -127.0f, 127.0f));
+    low[i] = static_cast<int8_t>(rest == rest ? rest : 0.0f);
+  }
+  return scale;
+}
+
+// conj(q) mu of every block of the mean units.
+void MeanPhasors(const PackedHead& head, const float* query, float scale, float* out) {
+  const PackedHead::Derived& d = *head.derived;
+  float* re = out;
+  float* im = out + d.mean_stride;
+  std::fill_n(out, 2 * d.mean_stride, 0.0f);
+  for (int u = 0; u < d.mean_units; ++u) {
+    const int first = kMeanUnitBlocks * head.plan.mean_units[u];
+    const int blocks = std::min(kMeanUnitBlocks, head.plan.head_dim / 2 - first);
+    for (int b = 0; b < blocks; ++b) {
+      const int i = kMeanUnitBlocks * u + b;
+      const float x = query[2 * (first + b)] * scale, y = query[2 * (first + b) + 1] * scale;
+      const float mx = d.mean_re.data()[i], my = d.mean_im.data()[i];
+      re[i] = x * mx + y * my;
+      im[i] = x * my - y * mx;
+    }
+  }
+}
+
+void PrepareQueriesT(const PackedHead& head, std::span<const float* const> queries, float scale,
+                     PreparedQueries::Impl& out) {
+  const PackedHead::Derived& d = *head.derived;
+  const int count = static_cast<int>(queries.size());
+  const int passes = static_cast<int>(d.passes.size());
+  out.count = count;
+  uint8_t* operands = out.operands.Reserve(static_cast<size_t>(count) * d.pass_units * 64);
+  int32_t* start = out.start.Reserve(static_cast<size_t>(count) * passes * 4);
+  float* factors = out.scale.Reserve(static_cast<size_t>(count) * passes * 2);
+  float* mean = out.mean.Reserve(static_cast<size_t>(count) * 2 * d.mean_stride);
+  float* rotated = out.rotated.Reserve(static_cast<size_t>(count) * head.key_dims);
+  MatVec(d.query_columns.data(), head.key_dims, head.plan.head_dim, queries.data(), count, rotated,
+         head.key_dims);
+
+  std::vector<int8_t> high(head.key_dims), low(head.key_dims);
+  std::vector<float> group_scale(head.plan.groups.size());
+  const float logit_scale = scale * kLog2E;
+  for (int q = 0; q < count; ++q) {
+    for (size_t g = 0; g < head.plan.groups.size(); ++g) {
+      const int first = kUnitDims * head.plan.groups[g].first_unit, n = kUnitDims * head.plan.groups[g].units;
+      group_scale[g] =
+          RoundGroup(rotated + static_cast<size_t>(q) * head.key_dims + first, n, &high[first], &low[first]);
+    }
+    for (int p = 0; p < passes; ++p) {
+      const KeyPass& pass = d.passes[p];
+      const int8_t* bytes = (pass.low ? low : high).data() + kUnitDims * pass.first_unit;
+      const size_t at = static_cast<size_t>(q) * passes + p;
+      int32_t word_sum[4] = {}, sum = 0;
+      for (int i = 0; i < kUnitDims * pass.units; ++i) {
+        word_sum[(i >> 2) & 3] += bytes[i];
+        sum += bytes[i];
+      }
+      for (int u = 0; u < pass.units; ++u) {
+        ExpandOperand(bytes + kUnitDims * u,
+                      operands + (static_cast<size_t>(q) * d.pass_units + pass.first_operand + u) * 64);
+      }
+      // Lanes A B A B: words 0 and 1, then 2 and 3 (VNNI order of planes).
+      for (int lane = 0; lane < 4; ++lane) {
+        start[4 * at + lane] = -128 * (lane < 2 ? word_sum[0] + word_sum[1] : word_sum[2] + word_sum[3]);
+      }
+      const float factor = group_scale[pass.group] * d.key_constant[pass.group] * logit_scale *
+                           (pass.low ? 1.0f / 256.0f : 1.0f);
+      factors[2 * at] = factor;
+      factors[2 * at + 1] = factor * d.key_half[pass.group] * static_cast<float>(sum);
+    }
+    if (d.mean_units > 0) {
+      MeanPhasors(head, queries[q], logit_scale, mean + static_cast<size_t>(q) * 2 * d.mean_stride);
+    }
+  }
+}
+
+void UnrotateValueT(const PackedHead& head, const float* rotated, float* out) {
+  const int dim = head.plan.head_dim, padded = (dim + 15) / 16 * 16;
+  if (dim == padded) {
+    MatVec(head.derived->value_rows.data(), dim, head.value_dims, &rotated, 1, out, dim);
+    return;
+  }
+  std::vector<float> wide(padded);
+  MatVec(head.derived->value_rows.data(), padded, head.value_dims, &rotated, 1, wide.data(), padded);
+  std::copy_n(wide.begin(), dim, out);
+}
+
+}  // namespace blockgtq::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace blockgtq::cpu {
+
+HWY_EXPORT(PrepareQueriesT);
+HWY_EXPORT(UnrotateValueT);
+
+void PrepareQueries(const PackedHead& head, std::span<const float* const> queries, float scale,
+                    PreparedQueries& out) {
+  HWY_DYNAMIC_DISPATCH(PrepareQueriesT)(head, queries, scale, out.impl());
+}
+
+void UnrotateValue(const PackedHead& head, const float* rotated, float* out) {
+  HWY_DYNAMIC_DISPATCH(UnrotateValueT)(head, rotated, out);
+}
+
+}  // namespace blockgtq::cpu
+#endif  // HWY_ONCE
