@@ -1,5 +1,5 @@
 # The texts of data/ compiled into the program, so that an installed binary needs no data folder.
-# src/eval/bundled_text.h is how they are read.
+# src/engine/bundled_text.h is how they are read.
 enable_language(ASM)
 
 set(bundled_calibration ${PROJECT_SOURCE_DIR}/data/wikitext2_train.txt)
@@ -9,5 +9,5 @@ set_source_files_properties(${PROJECT_BINARY_DIR}/generated/bundled_text.S
                             PROPERTIES OBJECT_DEPENDS "${bundled_calibration};${bundled_scoring}")
 
 add_library(bgtq_data STATIC ${PROJECT_BINARY_DIR}/generated/bundled_text.S
-                             ${PROJECT_SOURCE_DIR}/src/eval/bundled_text.cc)
+                             ${PROJECT_SOURCE_DIR}/src/engine/bundled_text.cc)
 target_include_directories(bgtq_data PUBLIC ${PROJECT_SOURCE_DIR})

@@ -3,7 +3,7 @@
 function(bgtq_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/src/eval/bundled_text.cc$")  # bgtq_data has it
+  list(FILTER sources EXCLUDE REGEX "/src/engine/bundled_text.cc$")  # bgtq_data has it
   if(NOT sources)
     return()
   endif()
@@ -26,6 +26,6 @@ bgtq_layer(cache DEPENDS formats codec)
 bgtq_layer(backend DEPENDS cache)
 bgtq_layer(cpu DEPENDS backend cache PkgConfig::HWY)
 bgtq_layer(models DEPENDS backend formats)
-bgtq_layer(engine DEPENDS models cpu text)
 include(EmbedText)  # bgtq_data
-bgtq_layer(eval DEPENDS engine bgtq_data)
+bgtq_layer(engine DEPENDS models cpu text bgtq_data)
+bgtq_layer(eval DEPENDS engine)

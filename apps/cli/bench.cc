@@ -6,7 +6,7 @@
 #include "apps/cli/command.h"
 #include "apps/cli/options.h"
 #include "apps/cli/terminal.h"
-#include "src/eval/bundled_text.h"
+#include "src/engine/bundled_text.h"
 #include "src/eval/speed.h"
 
 namespace blockgtq::cli {

@@ -4,7 +4,7 @@
 #include "apps/cli/command.h"
 #include "apps/cli/options.h"
 #include "apps/cli/terminal.h"
-#include "src/eval/bundled_text.h"
+#include "src/engine/bundled_text.h"
 #include "src/formats/plan_file.h"
 
 namespace blockgtq::cli {

@@ -9,7 +9,7 @@
 #include <iterator>
 
 #include "apps/cli/terminal.h"
-#include "src/eval/bundled_text.h"
+#include "src/engine/bundled_text.h"
 
 namespace blockgtq::cli {
 

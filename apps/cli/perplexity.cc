@@ -9,7 +9,7 @@
 #include "apps/cli/command.h"
 #include "apps/cli/options.h"
 #include "apps/cli/terminal.h"
-#include "src/eval/bundled_text.h"
+#include "src/engine/bundled_text.h"
 
 namespace blockgtq::cli {
 namespace {

@@ -1,5 +1,5 @@
 // The bundled texts are the files of data/, byte for byte.
-#include "src/eval/bundled_text.h"
+#include "src/engine/bundled_text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Views of the texts that cmake/EmbedText.cmake puts into the program's read-only data.
-#include "src/eval/bundled_text.h"
+#include "src/engine/bundled_text.h"
 
 extern "C" {
 extern const char bgtq_calibration_text_begin[];

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Makes the tiny GGUF models of this folder, and their reference logits, from Hugging Face models with random weights.
+
+  make_models.py SOURCE    SOURCE/NAME/{config.json, meta.json, model.safetensors, reference.safetensors}
+
+The references are the logits of transformers 5.24 in float32 (eager attention), two sequences each. pip: gguf, safetensors,
+numpy, torch. Weights keep their stored values (F32, BF16), so logits must agree to float32 rounding.
+"""
+import json
+import pathlib
+import sys
+
+import gguf
+import numpy as np
+from safetensors.numpy import save_file
+from safetensors import safe_open
+
+NAMES = ["llama", "llama3-rope", "qwen2"]
+LAYER = {
+    "input_layernorm.weight": "attn_norm.weight", "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight", "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.q_proj.bias": "attn_q.bias", "self_attn.k_proj.bias": "attn_k.bias",
+    "self_attn.v_proj.bias": "attn_v.bias", "self_attn.o_proj.weight": "attn_output.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight", "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight", "mlp.down_proj.weight": "ffn_down.weight",
+}
+
+
+def gguf_name(name):
+    if name.startswith("model.layers."):
+        layer, rest = name[len("model.layers."):].split(".", 1)
+        return f"blk.{layer}.{LAYER[rest]}"
+    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight"}[name]
+
+
+def interleave(w, heads):
+    """The row order of llama-family GGUF files: rotary pairs become neighbours."""
+    return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def load(path):
+    """{name: (stored dtype, float32 array)}; numpy has no bfloat16, so its bits are widened here."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    out = {}
+    for name, entry in json.loads(raw[8:8 + size]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        data = raw[8 + size + begin:8 + size + end]
+        if entry["dtype"] == "BF16":
+            array = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            array = np.frombuffer(data, np.float32)
+        out[name] = (entry["dtype"], array.reshape(entry["shape"]))
+    return out
+
+
+def make(source, name, out):
+    config = json.loads((source / name / "config.json").read_text())
+    meta = json.loads((source / name / "meta.json").read_text())
+    arch = config["model_type"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    w = gguf.GGUFWriter(out / f"{name}.gguf", arch)
+    w.add_block_count(config["num_hidden_layers"])
+    w.add_context_length(config["max_position_embeddings"])
+    w.add_embedding_length(config["hidden_size"])
+    w.add_feed_forward_length(config["intermediate_size"])
+    w.add_head_count(heads)
+    w.add_head_count_kv(kv_heads)
+    w.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    w.add_rope_freq_base(config["rope_theta"])
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in keep]
+    letters = {**{b: chr(b) for b in keep}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+    tokens = [letters[b] for b in range(256)]
+    tokens[255] = "th"  # byte FF never occurs in UTF-8; a GGUF tokenizer has at least one merge
+    w.add_token_list(tokens)
+    w.add_token_types([1] * 256)
+    w.add_token_merges(["t h"])
+    if (config.get("rope_scaling") or {}).get("rope_type") == "llama3":
+        used = np.array(meta["rope"]["all"]["inv_freq"])
+        dims = config["head_dim"]
+        plain = config["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
+        w.add_tensor("rope_freqs.weight", (plain / used).astype(np.float32))
+    for hf_name, (dtype, array) in load(source / name / "model.safetensors").items():
+        target = gguf_name(hf_name)
+        if arch == "llama" and ("attn_q." in target or "attn_k." in target):
+            array = interleave(array, heads if "attn_q." in target else kv_heads)
+        if dtype == "BF16" and array.ndim == 2:
+            bits = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
+            w.add_tensor(target, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16,
+                         raw_shape=(array.shape[0], array.shape[1] * 2))
+        else:
+            w.add_tensor(target, np.ascontiguousarray(array))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with safe_open(source / name / "reference.safetensors", "np") as f:
+        tensors = {k: f.get_tensor(k) for k in ("input_ids", "input_ids_short", "logits", "logits_short")}
+    save_file({k: v.astype(np.int32) if k.startswith("input") else v for k, v in tensors.items()},
+              out / f"{name}.reference.safetensors")
+
+
+if __name__ == "__main__":
+    for model in NAMES:
+        make(pathlib.Path(sys.argv[1]), model, pathlib.Path(__file__).parent)
