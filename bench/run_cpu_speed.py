@@ -31,43 +31,46 @@ def main():
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/cpu_speed.json")
     arguments = parser.parse_args()
     model = results.model_path(arguments.model)
-    shape = ["-p", arguments.prompt, "-n", arguments.new, "-d", arguments.depths, "-t", arguments.threads]
 
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "rows.json")
         plan = pathlib.Path(folder, "plan.safetensors")
         results.run_json([arguments.binary, "calibrate", "-m", model, "-t", arguments.threads, "--recipe", "aligned",
                           "-K", 3, "-V", 3, "-o", plan, "--json", out], out)
-        bench = [arguments.binary, "bench", "-m", model, *shape, "--json", out]
+        bench = [arguments.binary, "bench", "-m", model, "-t", arguments.threads, "--json", out]
+        # Prompts at depth 0 only: the deepest prompt would pass the model's context.
+        tests = [["-p", arguments.prompt, "-n", 0, "-d", 0], ["-p", 0, "-n", arguments.new, "-d", arguments.depths]]
         engines = {
-            "K3V3": [*bench, "--plan", plan],
-            "fp16": [*bench, "--recipe", "fp16"],
+            "K3V3": [[*bench, "--plan", plan, *test] for test in tests],
+            "fp16": [[*bench, "--recipe", "fp16", *test] for test in tests],
         }
         if arguments.llama_python:
-            engines["llama.cpp f16"] = [arguments.llama_python, results.ROOT / "bench/llama_cpp_speed.py", model, *shape, "-o", out]
+            engines["llama.cpp f16"] = [[arguments.llama_python, results.ROOT / "bench/llama_cpp_speed.py", model,
+                                         "-p", arguments.prompt, "-n", arguments.new, "-d", arguments.depths,
+                                         "-t", arguments.threads, "-o", out]]
         else:
             print("no --llama-python: llama.cpp is left out", file=sys.stderr)
         result = {**results.header(), "model": model.name, "threads": arguments.threads,
                   "llama_cpp": "measured" if arguments.llama_python else "left out: no --llama-python", "rounds": []}
         for _ in range(arguments.rounds):
-            result["rounds"].append({name: results.run_json(command, out) for name, command in engines.items()})
+            result["rounds"].append({name: [results.run_json(command, out) for command in commands]
+                                     for name, commands in engines.items()})
 
     cells = {}
     for measured in result["rounds"]:
-        for name, one in measured.items():
-            for row in one["rows"]:
-                cells.setdefault((row["test"], row["depth"]), {}).setdefault(name, []).append(row["tokens_per_second"])
+        for name, outputs in measured.items():
+            for row in (row for output in outputs for row in output["rows"]):
+                speed = row.get("median_tokens_per_second", row["tokens_per_second"])  # llama_cpp_speed.py: the median
+                cells.setdefault((row["test"], row["depth"]), {}).setdefault(name, []).append(speed)
     result["rows"], table = [], []
     for (test, depth), by_engine in sorted(cells.items(), key=lambda c: (not c[0][0].startswith("pp"), c[0])):
         speed = {name: statistics.median(values) for name, values in by_engine.items()}
         row = {"test": test, "depth": depth, "tokens_per_second": speed}
         for other in list(engines)[1:]:
-            if other not in speed:  # llama.cpp's prompts are timed at depth 0 only
-                continue
             row[f"K3V3 / {other}"] = round(speed["K3V3"] / speed[other], 3)
         result["rows"].append(row)
-        table.append([f"{test} @ d{depth}", *(f"{speed[name]:.1f}" if name in speed else "" for name in engines),
-                      *(f"{speed['K3V3'] / speed[name]:.2f}x" if name in speed else "" for name in list(engines)[1:])])
+        table.append([f"{test} @ d{depth}", *(f"{speed[name]:.1f}" for name in engines),
+                      *(f"{speed['K3V3'] / speed[name]:.2f}x" for name in list(engines)[1:])])
     results.write(arguments.out, result)
     print(results.markdown([f"{model.name}, {arguments.threads} threads, tokens/s", *engines,
                             *(f"K3V3 / {name}" for name in list(engines)[1:])], table))

@@ -37,9 +37,8 @@ echo
 
 say "scoring the packed cache against an fp16 one (a minute or less)"
 build/blockgtq inspect "$model" --json "$out/model.json" > /dev/null
-score=(build/blockgtq perplexity -m "$model" -t "$jobs" -f data/wikitext2_test.txt -c 512 --chunks 4)
-"${score[@]}" --recipe fp16 --json "$out/fp16.json" > /dev/null
-"${score[@]}" --plan "$plan" --strict --kld --json "$out/packed.json" > /dev/null
+build/blockgtq perplexity -m "$model" -t "$jobs" --plan "$plan" -f data/wikitext2_test.txt -c 512 --chunks 4 \
+  --strict --kld --json "$out/score.json" > /dev/null
 
 python3 - "$out" << 'PYTHON'
 import json, pathlib, sys
@@ -47,16 +46,16 @@ import json, pathlib, sys
 def load(name):
     return json.loads(pathlib.Path(sys.argv[1], name + ".json").read_text())
 
-plan, run, model, fp16, packed = map(load, ("calibrate", "generate", "model", "fp16", "packed"))
+plan, run, model, score = map(load, ("calibrate", "generate", "model", "score"))
 heads = model["layers"] * model["kv_heads"]
 half = 4 * model["head_dim"] * heads
 codes = plan["bytes_per_token_per_head"] * heads
 rows = [
     ("SmolLM2-135M-Instruct", "fp16 cache", "packed K3V3 cache"),
     ("KV bytes a token, all layers", f"{half:,}", f"{codes:,.0f} ({half / codes:.1f}x less)"),
-    ("perplexity, WikiText-2 test, 4 x 512", f"{fp16['ppl']:.2f}", f"{packed['ppl']:.2f}"),
-    ("mean KL divergence to the fp16 cache", "0", f"{packed['kld_mean']:.4f}"),
-    ("same most likely token", "100%", f"{100 * packed['top1']:.1f}%"),
+    ("perplexity, WikiText-2 test, 4 x 512", f"{score['ppl_fp16']:.2f}", f"{score['ppl']:.2f}"),
+    ("mean KL divergence to the fp16 cache", "0", f"{score['kld_mean']:.4f}"),
+    ("same most likely token", "100%", f"{100 * score['top1']:.1f}%"),
     ("prompt, tokens a second", "", f"{1e3 * run['prompt_tokens'] / run['prompt_ms']:.0f}"),
     ("answer, tokens a second", "", f"{1e3 * run['new_tokens'] / run['decode_ms']:.0f}"),
 ]
