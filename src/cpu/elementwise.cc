@@ -1,0 +1,174 @@
+// Small vector operations of a transformer layer, in Highway. Source of exp: range reduction by ln 2 in two
+// parts, then the Taylor series to degree 7 on |r| <= ln(2) / 2 (its remainder is below 6e-9).
+#include "src/cpu/elementwise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "src/cpu/simd_targets.h"
+//
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/cpu/elementwise.cc"
+#include "hwy/foreach_target.h"
+//
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace blockgtq::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
+
+// exp(x) for x in [-87, 88]; beyond, the value at the end of the range. NaN stays NaN.
+HWY_INLINE VF Exp(VF x) {
+  const DF df;
+  const hn::RebindToSigned<DF> di;
+  const VF lowest = hn::Set(df, -87.0f), highest = hn::Set(df, 88.0f);
+  x = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);  // not Max: it may swallow a NaN
+  x = hn::IfThenElse(hn::Gt(x, highest), highest, x);
+  const VF n = hn::Round(hn::Mul(x, hn::Set(df, 1.44269504089f)));
+  VF r = hn::NegMulAdd(n, hn::Set(df, 0.693359375f), x);  // 9 bits: n times it is exact
+  r = hn::NegMulAdd(n, hn::Set(df, -2.12194440e-4f), r);
+  VF p = hn::Set(df, 1.0f / 5040);
+  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 720));
+  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 120));
+  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 24));
+  p = hn::MulAdd(p, r, hn::Set(df, 1.0f / 6));
+  p = hn::MulAdd(p, r, hn::Set(df, 0.5f));
+  p = hn::MulAdd(hn::Mul(p, r), r, r);
+  const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
+  return hn::Mul(hn::Add(p, hn::Set(df, 1.0f)), hn::BitCast(df, power));
+}
+
+// The first `count` (fewer than a vector) of x, the rest `fill`.
+HWY_INLINE VF LoadPartial(const float* x, int64_t count, float fill) {
+  alignas(64) float buffer[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) buffer[i] = i < count ? x[i] : fill;
+  return hn::Load(DF(), buffer);
+}
+
+HWY_INLINE void StorePartial(VF v, int64_t count, float* y) {
+  alignas(64) float buffer[kLanes];
+  hn::Store(v, DF(), buffer);
+  std::memcpy(y, buffer, static_cast<size_t>(count) * sizeof(float));
+}
+
+// Sums of a vector of floats, in doubles.
+class DoubleSum {
+ public:
+  // Written out: an implicit constructor would be compiled without the target's instructions.
+  HWY_INLINE DoubleSum() : low_(hn::Zero(D())), high_(hn::Zero(D())) {}
+  HWY_INLINE void Add(VF v) {
+    low_ = hn::Add(low_, hn::PromoteTo(D(), hn::LowerHalf(Half(), v)));
+    high_ = hn::Add(high_, hn::PromoteTo(D(), hn::UpperHalf(Half(), v)));
+  }
+  HWY_INLINE void AddSquares(VF v) {
+    const auto low = hn::PromoteTo(D(), hn::LowerHalf(Half(), v));
+    const auto high = hn::PromoteTo(D(), hn::UpperHalf(Half(), v));
+    low_ = hn::MulAdd(low, low, low_);
+    high_ = hn::MulAdd(high, high, high_);
+  }
+  HWY_INLINE double Total() const { return hn::GetLane(hn::SumOfLanes(D(), hn::Add(low_, high_))); }
+
+ private:
+  using D = hn::ScalableTag<double>;
+  using Half = hn::Half<DF>;
+  hn::Vec<D> low_, high_;
+};
+
+void RmsNormTarget(const float* HWY_RESTRICT x, const float* HWY_RESTRICT weight, float epsilon, int64_t n,
+                   float* y) {
+  const DF df;
+  DoubleSum squares;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) squares.AddSquares(hn::LoadU(df, x + i));
+  if (i < n) squares.AddSquares(LoadPartial(x + i, n - i, 0));
+  const double mean = squares.Total() / static_cast<double>(n);
+  const auto factor = static_cast<float>(1.0 / std::sqrt(mean + epsilon));
+  const VF factors = hn::Set(df, factor);
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(df, x + i), factors), hn::LoadU(df, weight + i)), df, y + i);
+  }
+  for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
+}
+
+HWY_INLINE VF SiluTimes(VF gate, VF up) {
+  const VF denominator = hn::Add(hn::Set(DF(), 1.0f), Exp(hn::Neg(gate)));
+  return hn::Mul(hn::Div(gate, denominator), up);
+}
+
+void SiluMulTarget(float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, int64_t n) {
+  const DF df;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    hn::StoreU(SiluTimes(hn::LoadU(df, gate + i), hn::LoadU(df, up + i)), df, gate + i);
+  }
+  if (i == n) return;
+  const VF last = SiluTimes(LoadPartial(gate + i, n - i, 0), LoadPartial(up + i, n - i, 0));
+  StorePartial(last, n - i, gate + i);
+}
+
+void AddTarget(const float* HWY_RESTRICT x, int64_t n, float* HWY_RESTRICT y) {
+  const DF df;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    hn::StoreU(hn::Add(hn::LoadU(df, y + i), hn::LoadU(df, x + i)), df, y + i);
+  }
+  for (; i < n; ++i) y[i] += x[i];
+}
+
+double LogSumExpTarget(const float* x, int64_t n) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const DF df;
+  VF largest = hn::Set(df, -kInfinity);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) largest = hn::Max(largest, hn::LoadU(df, x + i));
+  if (i < n) largest = hn::Max(largest, LoadPartial(x + i, n - i, -kInfinity));
+  // By hand: EMU128's MaxOfLanes never returns less than the lowest finite float.
+  alignas(64) float lanes[kLanes];
+  hn::Store(largest, df, lanes);
+  const float shift = *std::max_element(lanes, lanes + kLanes);
+  // Nothing but -inf (or nothing at all), or +inf: x - shift would be NaN. A NaN among them still shows.
+  if (std::isinf(shift)) {
+    double sum = shift;
+    for (i = 0; i < n; ++i) {
+      if (std::isnan(x[i])) sum = x[i];
+    }
+    return sum;
+  }
+  const VF shifts = hn::Set(df, shift);
+  DoubleSum sum;
+  for (i = 0; i + kLanes <= n; i += kLanes) sum.Add(Exp(hn::Sub(hn::LoadU(df, x + i), shifts)));
+  double total = sum.Total();
+  if (i < n) {
+    alignas(64) float last[kLanes];
+    hn::Store(Exp(hn::Sub(LoadPartial(x + i, n - i, shift), shifts)), df, last);
+    for (int64_t j = 0; j < n - i; ++j) total += last[j];
+  }
+  return shift + std::log(total);
+}
+
+}  // namespace blockgtq::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace blockgtq::cpu {
+
+HWY_EXPORT(RmsNormTarget);
+HWY_EXPORT(SiluMulTarget);
+HWY_EXPORT(AddTarget);
+HWY_EXPORT(LogSumExpTarget);
+
+void RmsNorm(const float* x, const float* weight, float epsilon, int64_t n, float* y) {
+  HWY_DYNAMIC_DISPATCH(RmsNormTarget)(x, weight, epsilon, n, y);
+}
+void SiluMul(float* gate, const float* up, int64_t n) { HWY_DYNAMIC_DISPATCH(SiluMulTarget)(gate, up, n); }
+void Add(const float* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(AddTarget)(x, n, y); }
+double LogSumExp(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LogSumExpTarget)(x, n); }
+
+}  // namespace blockgtq::cpu
+#endif
