@@ -13,6 +13,10 @@
 namespace blockgtq {
 namespace {
 
+// Bounds of the pieces remembered within one Encode.
+constexpr size_t kMaxSeenPieces = size_t{1} << 16;
+constexpr size_t kMaxSeenBytes = 64;
+
 Result<std::optional<int64_t>> OptionalInt(const GgufFile& file, std::string_view key) {
   if (file.FindValue(key) == nullptr) return std::optional<int64_t>();
   BGTQ_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
@@ -90,11 +94,25 @@ std::vector<Token> Tokenizer::Encode(std::string_view text, bool parse_special) 
   PreTokenizer::Matcher matcher(*impl_->pre_tokenizer);
   BpeMerger merger(impl_->vocabulary.merges());
   const auto byte_tokens = impl_->vocabulary.byte_tokens();
+  // Words come again: the tokens of a piece seen before are copied from where they stand in `out`.
+  struct Range {
+    size_t begin, count;
+  };
+  std::unordered_map<std::string_view, Range> seen;
   const auto append_piece = [&](std::string_view piece) {
+    if (const auto before = seen.find(piece); before != seen.end()) {
+      const auto [begin, count] = before->second;
+      for (size_t i = 0; i < count; ++i) out.push_back(out[begin + i]);
+      return;
+    }
+    const size_t begin = out.size();
     if (const auto whole = impl_->whole_pieces.find(piece); whole != impl_->whole_pieces.end()) {
       out.push_back(whole->second);
     } else {
       merger.Append(piece, byte_tokens, &out);
+    }
+    if (seen.size() < kMaxSeenPieces && piece.size() <= kMaxSeenBytes) {
+      seen.emplace(piece, Range{begin, out.size() - begin});
     }
   };
   const auto append_plain = [&](std::string_view rest) {
