@@ -8,10 +8,12 @@
 #include "src/cpu/attention_codes_impl.h"
 #include "src/cpu/simd_targets.h"
 
+// clang-format off: foreach_target.h comes before highway.h
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/attention_codes_queries.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// clang-format on
 #include "src/cpu/dot-inl.h"
 #include "src/cpu/matvec-inl.h"
 

@@ -17,7 +17,7 @@ enum class ExactType { kHalf, kFloat };
 /// reader and writer.
 struct ExactLayout {
   ExactType type = ExactType::kHalf;
-  int head_dim = 0;
+  int head_dim = 0;  // a multiple of 16
   int tile_tokens = 64;
 };
 

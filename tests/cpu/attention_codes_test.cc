@@ -9,11 +9,13 @@
 #include <limits>
 #include <ostream>
 
-#include "hwy/highway.h"
 #include "src/core/half.h"
 #include "src/core/log_norm.h"
-#include "src/cpu/simd_targets.h"
 #include "tests/cpu/packed_head_model.h"
+// clang-format off: the targets are chosen before highway.h
+#include "src/cpu/simd_targets.h"
+#include "hwy/highway.h"
+// clang-format on
 
 namespace blockgtq::cpu {
 namespace {
