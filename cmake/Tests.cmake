@@ -27,6 +27,10 @@ if(Python3_Interpreter_FOUND)
                      ${PROJECT_SOURCE_DIR} --compiler ${CMAKE_CXX_COMPILER})
     set_tests_properties(Architecture.${check} PROPERTIES LABELS architecture)
   endforeach()
+  # The command line as a user meets it.
+  add_test(NAME CommandLine COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/cli/cli_test.py
+                                    $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
+  set_tests_properties(CommandLine PROPERTIES LABELS cli)
 else()
-  message(STATUS "No Python 3: the architecture tests are left out")
+  message(STATUS "No Python 3: the architecture and command-line tests are left out")
 endif()

@@ -1,5 +1,6 @@
 // The forward pass against transformers' logits, and the packed cache's invariants, on tiny models.
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "src/engine/calibration.h"

@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""The command line as a user meets it: every command on a tiny model, exit statuses, messages, JSON keys.
+
+  cli_test.py BLOCKGTQ TEST_DATA     standard library only
+"""
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.dom.minidom
+
+BLOCKGTQ, DATA = sys.argv[1], pathlib.Path(sys.argv[2])
+
+
+def run(*args, env=None, **kwargs):
+    return subprocess.run([BLOCKGTQ, *map(str, args)], capture_output=True, env=env, timeout=300, **kwargs)
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.model = self.folder / "tiny.gguf"
+        self.model.write_bytes((DATA / "models/llama.gguf").read_bytes())
+        self.text = self.folder / "text.txt"
+        self.text.write_text("The quick brown fox jumps over the lazy dog. " * 60)
+        self.json = self.folder / "out.json"
+
+    def ok(self, *args):
+        """Runs a command that must succeed with --json; returns its JSON and its process."""
+        done = run(*args, "--json", self.json)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        return json.loads(self.json.read_text()), done
+
+    def fails(self, *args, needs, code=1):
+        """Runs a command that must fail with one clear line on stderr (after log lines) holding all of `needs`."""
+        done = run(*args)
+        error = done.stderr.decode()
+        self.assertEqual(done.returncode, code, error)
+        last = error.strip().splitlines()[-1] if code == 1 else error
+        for need in needs:
+            self.assertIn(need, last)
+        return done
+
+    def test_calibrate_inspect_and_plot(self):
+        plan = self.folder / "plan.safetensors"
+        made, _ = self.ok("calibrate", "-m", self.model, "-f", self.text, "--tokens", 300, "-o", plan)
+        self.assertEqual(made["recipe"], "aligned")
+        self.assertEqual((made["k_bits"], made["v_bits"], made["calibration_tokens"]), (3, 3, 300))
+        self.assertGreater(made["compression"], 3.5)
+        picture = self.folder / "plan.svg"
+        seen, _ = self.ok("inspect", plan, "--plot", picture)
+        self.assertEqual((seen["layers"], seen["kv_heads"], seen["head_dim"]), (2, 2, 16))
+        self.assertEqual(len(seen["groups"]), 4)
+        for group in seen["groups"]:
+            self.assertEqual(len(group["block_widths"]), 8)
+            self.assertTrue(all(1 <= w <= 8 for w in group["block_widths"]))
+        self.assertGreaterEqual(len(xml.dom.minidom.parse(str(picture)).getElementsByTagName("rect")), 5)
+
+    def test_inspect_a_model(self):
+        seen, done = self.ok("inspect", self.model)
+        self.assertEqual((seen["architecture"], seen["layers"], seen["heads"], seen["kv_heads"], seen["head_dim"]),
+                         ("llama", 2, 4, 2, 16))
+        self.assertIn(b"general.architecture = llama", done.stdout)
+
+    def test_generate_keeps_the_plan_it_made_beside_the_model(self):
+        args = ("generate", "-m", self.model, "-p", "hello world", "-n", 20, "--temp", 0, "--ignore-eos")
+        first, done = self.ok(*args)
+        self.assertEqual((first["prompt_tokens"], first["new_tokens"]), (11, 20))
+        self.assertGreater(first["kv_bytes_fp16"], 0)
+        self.assertIn(b"prompt eval time", done.stderr)
+        self.assertIn(b"tokens per second", done.stderr)
+        plan = pathlib.Path(f"{self.model}.K3V3.bgtq.safetensors")
+        self.assertTrue(plan.exists())
+        written = plan.stat().st_mtime_ns
+        second, _ = self.ok(*args)
+        self.assertEqual(first["tokens"], second["tokens"])
+        self.assertEqual(plan.stat().st_mtime_ns, written)
+
+    def test_a_session_continues_where_it_was(self):
+        session = self.folder / "chat.session"
+        common = ("-m", self.model, "--temp", 0, "--ignore-eos", "-c", 256)
+        self.ok("generate", *common, "-p", "abc " * 25, "-n", 1, "--session", session)
+        self.ok("generate", *common, "-p", "def", "-n", 5, "--session", session)
+        through_file = json.loads(self.json.read_text())
+        self.assertEqual(through_file["prompt_tokens"], 3)
+        data = bytearray(session.read_bytes())
+        data[-1] ^= 1
+        session.write_bytes(data)
+        self.fails("generate", *common, "-p", "x", "-n", 1, "--session", session, needs=["chat.session"])
+
+    def test_perplexity_with_and_without_kld(self):
+        args = ("perplexity", "-m", self.model, "-f", self.text, "-c", 128, "--chunks", 3)
+        packed, done = self.ok(*args, "--kld", "--strict", "--score", "all", "--no-buffer")
+        for key in ("ppl", "ppl_se", "kld_mean", "kld_median", "kld_p99", "top1", "top10_overlap", "tokens", "mode",
+                    "bytes_per_token_per_head"):
+            self.assertIn(key, packed)
+        self.assertEqual((packed["mode"], packed["tokens"]), ("strict", 3 * 127))
+        self.assertGreater(packed["kld_mean"], 0)
+        self.assertIn(b"[1]", done.stdout)
+        self.assertIn(b"Final estimate: PPL =", done.stdout)
+        half, _ = self.ok(*args, "--recipe", "fp16", "--kld")
+        self.assertEqual((half["kld_mean"], half["top1"], half["mode"], half["tokens"]), (0, 1, "production", 3 * 63))
+
+    def test_logits_equal_the_reference(self):
+        raw = (DATA / "models/llama.reference.safetensors").read_bytes()
+
+        def tensors(data):
+            size = struct.unpack("<Q", data[:8])[0]
+            header = json.loads(data[8:8 + size])
+            return {k: data[8 + size:][v["data_offsets"][0]:v["data_offsets"][1]] for k, v in header.items()
+                    if k != "__metadata__"}
+
+        reference = tensors(raw)
+        ids = struct.unpack("<48i", reference["input_ids"])
+        (self.folder / "ids.json").write_text(json.dumps(ids))
+        out = self.folder / "logits.safetensors"
+        self.ok("logits", "-m", self.model, "--recipe", "fp32", "--tokens", self.folder / "ids.json", "-o", out)
+        mine = struct.unpack(f"<{48 * 256}f", tensors(out.read_bytes())["logits"])
+        theirs = struct.unpack(f"<{48 * 256}f", reference["logits"])
+        self.assertLess(max(abs(a - b) for a, b in zip(mine, theirs)), 2e-4)
+
+    def test_tokenize_and_back(self):
+        ids, done = self.ok("tokenize", "-m", self.model, "-p", "the cat")
+        self.assertEqual(json.loads(done.stdout), ids["ids"])
+        (self.folder / "ids.json").write_text(json.dumps(ids["ids"]))
+        text, done = self.ok("detokenize", "-m", self.model, "--tokens", self.folder / "ids.json")
+        self.assertEqual((text["text"], done.stdout), ("the cat", b"the cat"))
+
+    def test_bench_prints_a_markdown_table(self):
+        rows, done = self.ok("bench", "-m", self.model, "-p", 32, "-n", 8, "-d", "0,100", "-r", 2)
+        self.assertEqual([(r["test"], r["depth"]) for r in rows["rows"]],
+                         [("pp32", 0), ("tg8", 0), ("pp32", 100), ("tg8", 100)])
+        self.assertTrue(all(r["tokens_per_second"] > 0 for r in rows["rows"]))
+        self.assertIn(b"| tg8 @ d100 |", done.stdout.replace(b"| aligned K3V3 ", b""))
+
+    def test_wrong_usage_exits_with_2(self):
+        self.fails(code=2, needs=[])
+        self.fails("no-such-command", code=2, needs=[])
+        self.fails("generate", "-m", self.model, "--no-such-flag", code=2, needs=["--no-such-flag"])
+        self.fails("generate", "-m", self.model, "-p", "a", "-f", self.text, code=2, needs=["excludes"])
+        self.fails("generate", "-m", self.model, "-p", "a", "-n", "many", code=2, needs=["many"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--sinks", "65", code=2, needs=["--sinks"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--plan", "x", "-K", 2, code=2, needs=["excludes"])
+
+    def test_help_exits_with_0(self):
+        self.assertEqual(run("--help").returncode, 0)
+        for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench"):
+            done = run(command, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn(b"--json", done.stdout)
+
+    def test_failures_say_what_and_where(self):
+        gone = self.folder / "gone.gguf"
+        self.fails("generate", "-m", gone, "-p", "a", needs=["gone.gguf"])
+        self.fails("generate", "-m", self.text, "-p", "a", needs=["text.txt", "GGUF"])
+        self.fails("generate", "-m", self.model, "-f", gone, needs=["gone.gguf"])
+        self.fails("generate", "-m", self.model, "-p", "", "-n", 4, needs=["empty"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--device", "cuda", needs=["cuda", "cpu"])
+        self.fails("generate", "-m", self.model, "-p", "a", "-c", 100000, needs=["-c", "512"])
+        self.fails("generate", "-m", self.model, "-p", "a" * 600, needs=["600", "512"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--chat", needs=["--no-chat"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--recipe", "magic", needs=["magic", "aligned"])
+        self.fails("generate", "-m", self.model, "-p", "a", "-K", 0.5, needs=["0.5"])
+        self.fails("generate", "-m", self.model, "-p", "a", "-V", 2.5, needs=["2.5"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--temp", -1, needs=["--temp"])
+        self.fails("perplexity", "-m", self.model, "-f", self.text, "-c", 512, "--chunks", 50, needs=["--chunks"])
+        self.fails("perplexity", "-m", self.model, "-f", self.text, "-c", 1024, needs=["512"])
+        self.fails("calibrate", "-m", self.model, "-f", "/dev/null", needs=["tokens"])
+        self.fails("calibrate", "-m", self.model, "--tokens", 64, "-o", "/proc/none/plan", needs=["/proc/none"])
+        bad = self.folder / "ids.json"
+        bad.write_text('{"ids": [1]}')
+        self.fails("detokenize", "-m", self.model, "--tokens", bad, needs=["ids.json", "list"])
+        bad.write_text("[1, 256]")
+        self.fails("detokenize", "-m", self.model, "--tokens", bad, needs=["256"])
+        self.fails("logits", "-m", self.model, "--tokens", bad, "-o", self.folder / "x", "--recipe", "fp16",
+                   needs=["256"])
+
+    def test_a_plan_of_another_model_is_refused(self):
+        plan = self.folder / "plan.safetensors"
+        self.ok("calibrate", "-m", self.model, "--tokens", 64, "-o", plan)
+        other = DATA / "models/qwen2.gguf"
+        self.fails("generate", "-m", other, "-p", "a", "--plan", plan, needs=["plan.safetensors", "architecture"])
+
+    def test_json_that_cannot_be_written_is_an_error(self):
+        self.fails("tokenize", "-m", self.model, "-p", "a", "--json", "/proc/none/out.json", needs=["/proc/none"])
+
+    def test_ctrl_c_stops_and_prints_timings(self):
+        process = subprocess.Popen([BLOCKGTQ, "generate", "-m", self.model, "-p", "a", "-n", "500", "-t", "1", "--temp", "0",
+                                    "--ignore-eos", "--json", self.json], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(1)  # generation has begun
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, error.decode())
+        self.assertIn(b"eval time", error)
+        self.assertIn(json.loads(self.json.read_text())["stop_reason"], ("cancelled", "limit"))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])
