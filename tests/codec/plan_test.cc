@@ -123,8 +123,8 @@ TEST(Plan, HashCoversWhatDecidesTheBytesMeaningAndNothingElse) {
   const std::vector<std::function<void(Plan&)>> different = {
       [](Plan& p) { p.model.rope_freq_base = 5e5; },
       [](Plan& p) { p.model.rope_pairing = "norm"; },
-      [](Plan& p) { p.model.rope_scaling_hash = "01"; },
-      [](Plan& p) { p.model.key_weights_hash = "12"; },
+      [](Plan& p) { p.model.rope_scaling_hash = "0123"; },
+      [](Plan& p) { p.model.key_weights_hash = "0123"; },
       [](Plan& p) { p.heads[0].norm_type = NormType::kHalf; },
       [](Plan& p) { p.heads[0].groups[1].width = 5; },
       [](Plan& p) { p.heads[0].groups[0].code_width = 6; },
@@ -166,8 +166,8 @@ TEST(Plan, FingerprintMismatchNamesTheFieldAndBothValues) {
            {"RoPE base", [](auto& m) { m.rope_freq_base = 1; }},
            {"rotary dims", [](auto& m) { m.rotary_dims = 20; }},
            {"RoPE pairing is neox, the model's is norm", [](auto& m) { m.rope_pairing = "norm"; }},
-           {"RoPE scaling hash", [](auto& m) { m.rope_scaling_hash = "x"; }},
-           {"key weights hash", [](auto& m) { m.key_weights_hash = "x"; }}}) {
+           {"RoPE scaling hash", [](auto& m) { m.rope_scaling_hash = "0123"; }},
+           {"key weights hash", [](auto& m) { m.key_weights_hash = "0123"; }}}) {
     ModelFingerprint other = model;
     change.apply(other);
     const Status status = model.ExpectEqual(other);
