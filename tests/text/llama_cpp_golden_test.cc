@@ -36,6 +36,7 @@ struct Golden {
   const char* file;
   const char* data;
 };
+void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.file; }
 
 class RealVocabulary : public testing::TestWithParam<Golden> {
  protected:

@@ -20,6 +20,7 @@ struct BadVocab {
   const char* message;
   ErrorCode code = ErrorCode::kCorruptFile;
 };
+void PrintTo(const BadVocab& vocab, std::ostream* out) { *out << vocab.name; }
 
 const auto kNoDamage = [](auto&) {};
 
