@@ -24,15 +24,11 @@ inline uint64_t Mix(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-/// `bytes` bytes that follow from token, layer and head.
-inline std::vector<uint8_t> TokenBytes(uint32_t token, int layer, int head, size_t bytes) {
-  std::vector<uint8_t> out((bytes + 7) / 8 * 8);
+/// `words` words that follow from token, layer and head.
+inline std::vector<uint64_t> TokenWords(uint32_t token, int layer, int head, size_t words) {
+  std::vector<uint64_t> out(words);
   const uint64_t stream = Mix(token * uint64_t{1009} + layer * 31 + head);
-  for (size_t i = 0; i < out.size(); i += 8) {
-    const uint64_t word = Mix(stream + i);
-    std::memcpy(out.data() + i, &word, 8);
-  }
-  out.resize(bytes);
+  for (size_t i = 0; i < words; ++i) out[i] = Mix(stream + i);
   return out;
 }
 
@@ -60,8 +56,8 @@ inline Plan TestPlan(int layers, int kv_heads, uint64_t seed = 1) {
   return plan;
 }
 
-/// The bits of each token of a record: [64] masks of record size.
-inline std::vector<std::vector<uint8_t>> TokenMasks(const HeadPlan& plan) {
+/// The bits of each token of a record: [64] masks of record size, as words.
+inline std::vector<std::vector<uint64_t>> TokenMasks(const HeadPlan& plan) {
   const RecordLayout layout = RecordLayout::For(plan);
   std::vector<std::vector<uint8_t>> masks(kPageTokens, std::vector<uint8_t>(layout.bytes, 0));
   const auto mark_codes = [](std::vector<uint8_t>& mask, int unit_offset, int width, UnitPlace place) {
@@ -84,7 +80,11 @@ inline std::vector<std::vector<uint8_t>> TokenMasks(const HeadPlan& plan) {
       masks[token][layout.value_norm + NormSlot(token) * norm_bytes + b] = 0xff;
     }
   }
-  return masks;
+  std::vector<std::vector<uint64_t>> words(kPageTokens, std::vector<uint64_t>(layout.bytes / 8));
+  for (int token = 0; token < kPageTokens; ++token) {
+    std::memcpy(words[token].data(), masks[token].data(), masks[token].size());
+  }
+  return words;
 }
 
 /// Drives a cache as a backend does, and knows what every byte must be.
@@ -212,18 +212,20 @@ class CacheModel {
 
   void StoreExact(std::byte* tile, int64_t element, int tile_tokens, int slot, uint32_t token, int layer,
                   int head) const {
-    const auto bytes = TokenBytes(token, layer, head, 2 * geometry_.head_dim * element);
+    const auto words = TokenWords(token, layer, head, 2 * geometry_.head_dim * element / 8);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(words.data());
     ForEachExactElement(tile_tokens, slot, [&](int64_t to, int64_t from) {
-      std::memcpy(tile + to * element, bytes.data() + from * element, element);
+      std::memcpy(tile + to * element, bytes + from * element, element);
     });
   }
 
   bool HoldsExact(const std::byte* tile, int64_t element, int tile_tokens, int slot, uint32_t token,
                   int layer, int head) const {
-    const auto bytes = TokenBytes(token, layer, head, 2 * geometry_.head_dim * element);
+    const auto words = TokenWords(token, layer, head, 2 * geometry_.head_dim * element / 8);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(words.data());
     bool equal = true;
     ForEachExactElement(tile_tokens, slot, [&](int64_t to, int64_t from) {
-      equal = equal && std::memcmp(tile + to * element, bytes.data() + from * element, element) == 0;
+      equal = equal && std::memcmp(tile + to * element, bytes + from * element, element) == 0;
     });
     return equal;
   }
@@ -238,9 +240,9 @@ class CacheModel {
   void Encode(SequenceId id, const Sequence& sequence, int64_t position) {
     ForEachHead([&](int layer, int head) {
       const auto& mask = masks_[layer * geometry_.kv_heads + head][position % 64];
-      const auto bytes = TokenBytes(sequence.tokens[position], layer, head, mask.size());
-      auto* record = reinterpret_cast<uint8_t*>(cache->PageHead(id, layer, head, position / 64));
-      for (size_t i = 0; i < mask.size(); ++i) record[i] = (record[i] & ~mask[i]) | (bytes[i] & mask[i]);
+      const auto words = TokenWords(sequence.tokens[position], layer, head, mask.size());
+      auto* record = reinterpret_cast<uint64_t*>(cache->PageHead(id, layer, head, position / 64));
+      for (size_t i = 0; i < mask.size(); ++i) record[i] = (record[i] & ~mask[i]) | (words[i] & mask[i]);
     });
   }
 
@@ -279,7 +281,7 @@ class CacheModel {
       for (int64_t page = 0; page * 64 < length; ++page) {
         const std::byte* bytes = cache->PageHead(id, layer, head, page);
         if (packed_) {
-          CheckRecord(sequence, layer, head, page, reinterpret_cast<const uint8_t*>(bytes));
+          CheckRecord(sequence, layer, head, page, bytes);
           continue;
         }
         for (int64_t p = page * 64; p < std::min(length, page * 64 + 64); ++p) {
@@ -301,20 +303,21 @@ class CacheModel {
     });
   }
 
-  void CheckRecord(const Sequence& sequence, int layer, int head, int64_t page, const uint8_t* record) const {
+  void CheckRecord(const Sequence& sequence, int layer, int head, int64_t page,
+                   const std::byte* record) const {
     const auto& masks = masks_[layer * geometry_.kv_heads + head];
-    std::vector<uint8_t> expected(masks[0].size(), 0);
+    std::vector<uint64_t> expected(masks[0].size(), 0);
     for (int64_t p = page * 64; p < std::min(sequence.coded_end, page * 64 + 64); ++p) {
-      const auto bytes = TokenBytes(sequence.tokens[p], layer, head, expected.size());
-      for (size_t i = 0; i < expected.size(); ++i) expected[i] |= bytes[i] & masks[p % 64][i];
+      const auto words = TokenWords(sequence.tokens[p], layer, head, expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] |= words[i] & masks[p % 64][i];
     }
-    ASSERT_EQ(std::memcmp(record, expected.data(), expected.size()), 0)
+    ASSERT_EQ(std::memcmp(record, expected.data(), expected.size() * 8), 0)
         << "layer " << layer << " head " << head << " page " << page;
   }
 
   CacheGeometry geometry_;
   bool packed_;
-  std::vector<std::vector<std::vector<uint8_t>>> masks_;  // [layers * kv_heads][64][record bytes]
+  std::vector<std::vector<std::vector<uint64_t>>> masks_;  // [layers * kv_heads][64][record words]
   int next_label_ = 0;
 };
 

@@ -20,8 +20,9 @@ PagePool MakePool(std::vector<int64_t> page_bytes, int64_t blocks) {
   return std::move(*pool);
 }
 
-bool IsZero(const std::byte* bytes, int64_t count) {
-  return std::all_of(bytes, bytes + count, [](std::byte b) { return b == std::byte{0}; });
+bool AllEqual(const std::byte* bytes, int64_t count, int value) {
+  return bytes[0] == static_cast<std::byte>(value) &&
+         std::memcmp(bytes, bytes + 1, static_cast<size_t>(count - 1)) == 0;
 }
 
 TEST(PagePool, HandsOutTheLowestFreeId) {
@@ -55,9 +56,7 @@ TEST(PagePool, RandomUseLeavesFreedBlocksZeroAndOthersUntouched) {
   std::set<int32_t> held;
   const auto check = [&](int32_t block, int value) {
     for (int layer = 0; layer < 6; ++layer) {
-      const std::byte* page = pool.Page(layer, block);
-      ASSERT_TRUE(std::all_of(page, page + pool.page_bytes(layer),
-                              [&](std::byte b) { return b == static_cast<std::byte>(value); }))
+      ASSERT_TRUE(AllEqual(pool.Page(layer, block), pool.page_bytes(layer), value))
           << "layer " << layer << " block " << block;
     }
   };
@@ -101,7 +100,7 @@ TEST(PagePool, FreeingEveryBlockReturnsAllItsMemory) {
   EXPECT_EQ(resident(), (kBytes * kBlocks + os_page - 1) / os_page);
   for (const int32_t block : blocks) pool.Release({&block, 1});  // one at a time: edges must go as well
   EXPECT_EQ(resident(), 0);
-  EXPECT_TRUE(IsZero(pool.Page(0, 0), kBytes * kBlocks));
+  EXPECT_TRUE(AllEqual(pool.Page(0, 0), kBytes * kBlocks, 0));
 }
 
 TEST(PagePool, PagesAreAlignedAndDistinct) {

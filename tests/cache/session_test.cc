@@ -125,7 +125,7 @@ TEST_P(Session, SameContentGivesTheSameBytesWhateverTheHistory) {
     std::byte* head = winding.cache->PageHead(id, 1, 0, 2);
     if (GetParam().kind == CacheKind::kPacked) {
       const auto mask = TokenMasks(plan_.heads[2])[slot];
-      for (size_t i = 0; i < mask.size(); ++i) head[i] |= static_cast<std::byte>(mask[i]);
+      for (size_t i = 0; i < mask.size(); ++i) reinterpret_cast<uint64_t*>(head)[i] |= mask[i];
     } else {
       head[slot * (GetParam().kind == CacheKind::kHalf ? 2 : 4)] = std::byte{0x77};
     }
