@@ -57,7 +57,8 @@ inline const TileConstants& Constants() {
         const int token = 2 * tq + (j >> 1) + 8 * (j & 1);
         int position = 0;
         while (TileToken(position) != token) ++position;
-        c.expand[plane][b] = static_cast<uint8_t>(position);
+        // VNNI packs the four vectors of a tile into one: byte 4 * position + token block.
+        c.expand[plane][b] = static_cast<uint8_t>(BGTQ_VNNI ? 4 * position + (b >> 4) : position);
       }
     }
     for (int b = 0; b <= 256; ++b) c.log_norm[b] = static_cast<float>(std::exp2((b - 128) / 32.0));
@@ -143,8 +144,10 @@ void LoadPhase(const PackedHead& head, const RopeTable& rope, int64_t position, 
   for (int u = 0; u < d.mean_units; ++u) {
     const int first = kMeanUnitBlocks * head.plan.mean_units[u];
     const int blocks = std::min(kMeanUnitBlocks, head.plan.head_dim / 2 - first);
-    std::memcpy(out + kMeanUnitBlocks * u, cos + first, sizeof(float) * blocks);
-    std::memcpy(out + d.mean_stride + kMeanUnitBlocks * u, sin + first, sizeof(float) * blocks);
+    for (int b = 0; b < blocks; ++b) {
+      out[kMeanUnitBlocks * u + b] = cos[first + b];
+      out[d.mean_stride + kMeanUnitBlocks * u + b] = sin[first + b];
+    }
   }
 }
 
@@ -215,6 +218,37 @@ struct Tile {
   const float* value_inverse;
 };
 
+// The 64 probabilities of a tile from floats that hold them in their low byte (kRounder added), expanded for
+// the dot products.
+HWY_INLINE void StoreProbabilities(const TileConstants& c, const VF* rounded, uint8_t* HWY_RESTRICT out) {
+#if BGTQ_VNNI
+  const auto bits = [&](int k) HWY_ATTR { return _mm512_castps_si512(rounded[k].raw); };
+  const auto select = [](__m512i a, __m512i b, int mask) HWY_ATTR {  // mask ? a : b
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), a, b, 0xca);
+  };
+  const __m512i low = select(bits(0), _mm512_slli_epi32(bits(1), 8), 0xff);
+  const __m512i high = select(_mm512_slli_epi32(bits(2), 16), _mm512_slli_epi32(bits(3), 24), 0xffffff);
+  const __m512i all = select(low, high, 0xffff);
+  for (int plane = 0; plane < kPlanes; ++plane) {
+    _mm512_store_si512(out + 64 * plane, _mm512_permutexvar_epi8(_mm512_load_si512(c.expand[plane]), all));
+  }
+#else
+  alignas(64) uint8_t bytes[64];
+  const hn::Rebind<uint8_t, DI> d8;
+  for (int k = 0; k < 64 / kN; ++k) {
+    const VI p = hn::And(hn::BitCast(DI(), rounded[k]), hn::Set(DI(), 0xff));
+    hn::StoreU(hn::DemoteTo(d8, p), d8, bytes + kN * k);
+  }
+  const DU8 du;
+  for (int b = 0; b < 64; b += 4 * kN) {
+    const VU8 p = hn::Load(du, bytes + b);
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      hn::Store(hn::TableLookupBytesOr0(p, hn::Load(du, c.expand[plane] + b)), du, out + 64 * plane + b);
+    }
+  }
+#endif
+}
+
 // Online softmax of one query over a tile: updates its state, writes expanded probabilities and returns the
 // factor of this tile's value sums.
 //
@@ -225,7 +259,6 @@ HWY_INLINE float Softmax(const TileConstants& c, const Tile& tile, const float* 
   const DF df;
   constexpr int kVectors = 64 / kN;
   VF u[kVectors];
-  VF largest = hn::Set(df, kMasked);
   for (int k = 0; k < kVectors; ++k) {
     u[k] = hn::Add(hn::LoadU(df, logits + kN * k), hn::Load(df, tile.value_log2 + kN * k));
   }
@@ -237,45 +270,34 @@ HWY_INLINE float Softmax(const TileConstants& c, const Tile& tile, const float* 
       u[k] = hn::IfThenElse(hn::RebindMask(df, visible), u[k], hn::Set(df, kMasked));
     }
   }
-  for (int k = 0; k < kVectors; ++k) largest = hn::Max(largest, u[k]);
-  const float tile_max = hn::GetLane(hn::MaxOfLanes(df, largest)) - kLog2Of255;
-  float factor = 1.0f;
-  if (tile_max > state[0]) {
-    if (state[0] > kMasked) {
-      const VF decay = hn::Set(df, std::exp2(state[0] - tile_max));
-      for (int o = kStateSum; o < kStateOutputs + outputs; o += kN) {
-        hn::StoreU(hn::Mul(hn::LoadU(df, state + o), decay), df, state + o);
-      }
-    }
-    state[0] = tile_max;
-  } else {
-    factor = std::exp2(tile_max - state[0]);
-  }
-  const VF shift = hn::Set(df, tile_max);
-  alignas(64) uint8_t bytes[64];
+  VF largest = u[0];
+  for (int k = 1; k < kVectors; ++k) largest = hn::Max(largest, u[k]);
+  const VF shift = hn::Sub(hn::MaxOfLanes(df, largest), hn::Set(df, kLog2Of255));  // in every lane
   VF sum = hn::Zero(df), total = hn::Zero(df);
   for (int k = 0; k < kVectors; ++k) {
     const VF e = Exp2(df, hn::Sub(u[k], shift));
     sum = hn::MulAdd(e, hn::Load(df, tile.value_inverse + kN * k), sum);
-    const VI p = hn::NearestInt(e);
-    if (rounded_sum) total = hn::Add(total, hn::ConvertTo(df, p));
-    const hn::Rebind<uint8_t, DI> d8;
-    hn::StoreU(hn::DemoteTo(d8, p), d8, bytes + kN * k);
+    u[k] = hn::Add(e, hn::Set(df, kRounder));
+    if (rounded_sum) total = hn::Add(total, hn::Sub(u[k], hn::Set(df, kRounder)));
   }
-  const VF f = hn::Set(df, factor);
-  hn::StoreU(hn::MulAdd(sum, f, hn::LoadU(df, state + kStateSum)), df, state + kStateSum);
-  if (rounded_sum) {
-    hn::StoreU(hn::MulAdd(total, f, hn::LoadU(df, state + kStateRounded)), df, state + kStateRounded);
-  }
-  const DU8 du;
-  for (int b = 0; b < 64; b += 4 * kN) {
-    const VU8 p = hn::Load(du, bytes + b);
-    for (int plane = 0; plane < kPlanes; ++plane) {
-      hn::Store(hn::TableLookupBytesOr0(p, hn::Load(du, c.expand[plane] + b)), du,
-                probabilities + 64 * plane + b);
+  StoreProbabilities(c, u, probabilities);
+
+  // Either the state shrinks to the tile's maximum or the tile to the state's.
+  const float tile_max = hn::GetLane(shift);
+  const VF change = Exp2(df, hn::Neg(hn::Abs(hn::Sub(shift, hn::Set(df, state[0])))));
+  VF factor = change;
+  if (tile_max > state[0]) {
+    for (int o = kStateSum; o < kStateOutputs + outputs; o += kN) {
+      hn::StoreU(hn::Mul(hn::LoadU(df, state + o), change), df, state + o);
     }
+    state[0] = tile_max;
+    factor = hn::Set(df, 1.0f);
   }
-  return factor;
+  hn::StoreU(hn::MulAdd(sum, factor, hn::LoadU(df, state + kStateSum)), df, state + kStateSum);
+  if (rounded_sum) {
+    hn::StoreU(hn::MulAdd(total, factor, hn::LoadU(df, state + kStateRounded)), df, state + kStateRounded);
+  }
+  return hn::GetLane(factor);
 }
 
 struct TileRange {
