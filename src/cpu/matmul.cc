@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <new>
 #include <vector>
 
+#include "src/cpu/aligned_buffer.h"
 #include "src/cpu/matmul_kernels.h"
 
 namespace blockgtq::cpu {
@@ -22,44 +22,10 @@ constexpr int64_t kParallelActivations = 16 << 10;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Grows and never shrinks; contents are lost when it grows. Aligned for vectors and cache lines.
-class AlignedBuffer {
- public:
-  AlignedBuffer() = default;
-  AlignedBuffer(AlignedBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
-    other.data_ = nullptr;
-    other.bytes_ = 0;
-  }
-  AlignedBuffer(const AlignedBuffer&) = delete;
-  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
-  ~AlignedBuffer() { Free(); }
-
-  template <typename T>
-  T* Get(int64_t count) {
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-    if (bytes > bytes_) {
-      Free();
-      bytes_ = 0;
-      data_ = ::operator new(bytes, kAlignment);
-      bytes_ = bytes;
-    }
-    return static_cast<T*>(data_);
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  void Free() {
-    ::operator delete(data_, kAlignment);
-    data_ = nullptr;
-  }
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
 struct WorkerScratch {
-  AlignedBuffer sums;   // [tokens of a block, rows of a group]
-  AlignedBuffer panel;  // float kernels
-  AlignedBuffer rows;   // the rows of an incomplete group, zero-padded
+  AlignedBuffer<float> sums;    // [tokens of a block, rows of a group]
+  AlignedBuffer<float> panel;   // float kernels
+  AlignedBuffer<uint8_t> rows;  // the rows of an incomplete group, zero-padded
 };
 
 bool IsFloat(TensorType type) {
@@ -126,8 +92,8 @@ void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int
 }  // namespace
 
 struct MatMulScratch::Impl {
-  AlignedBuffer quantized;  // [block][cols / 32, tokens of the block]
-  AlignedBuffer packed;
+  AlignedBuffer<QuantBlock> quantized;  // [block][cols / 32, tokens of the block]
+  AlignedBuffer<float> packed;
   std::vector<WorkerScratch> workers;
 };
 
@@ -176,7 +142,7 @@ class Call {
     const int64_t blocks = cols_ / 32;
     quantized_.token_bytes = blocks * static_cast<int64_t>(sizeof(QuantBlock));
     quantized_.block_tokens = TokensPerBlock(tokens_, quantized_.token_bytes, 8);
-    auto* out = scratch_.quantized.Get<QuantBlock>(tokens_ * blocks);
+    auto* out = scratch_.quantized.Reserve(static_cast<size_t>(tokens_ * blocks));
     quantized_.x = reinterpret_cast<std::byte*>(out);
     const int64_t step = 8;  // tokens a task, a divisor of block_tokens
     const auto body = [&](int64_t task, int) {
@@ -193,7 +159,7 @@ class Call {
     const int64_t tile = float_.tile_tokens;
     packed_.token_bytes = cols_ * static_cast<int64_t>(sizeof(float));
     packed_.block_tokens = TokensPerBlock(tokens_, packed_.token_bytes, tile);
-    auto* out = scratch_.packed.Get<float>(tokens_ * cols_);
+    auto* out = scratch_.packed.Reserve(static_cast<size_t>(tokens_ * cols_));
     packed_.x = reinterpret_cast<std::byte*>(out);
     ForEach(CeilDiv(tokens_, tile), [&](int64_t task, int) {
       const int64_t first = task * tile;
@@ -250,8 +216,8 @@ class Call {
     args.cols = cols_;
     args.tokens = std::min(work.input->block_tokens, tokens_ - first_token);
     args.x = work.input->x + first_token * work.input->token_bytes;
-    args.y = scratch.sums.Get<float>(args.tokens * work.group_rows);
-    if (work.is_float) args.panel_scratch = scratch.panel.Get<float>(float_.panel_floats);
+    args.y = scratch.sums.Reserve(static_cast<size_t>(args.tokens * work.group_rows));
+    if (work.is_float) args.panel_scratch = scratch.panel.Reserve(static_cast<size_t>(float_.panel_floats));
 
     const int64_t begin = chunk * work.groups_per_task * work.group_rows;
     const int64_t end = std::min(begin + work.groups_per_task * work.group_rows, weight.rows);
@@ -260,7 +226,7 @@ class Call {
       args.weights = reinterpret_cast<const uint8_t*>(weight.data) + row * row_bytes;
       args.prefetch_next = row + 2 * work.group_rows <= weight.rows;
       if (rows < work.group_rows) {
-        auto* padded = scratch.rows.Get<uint8_t>(work.group_rows * row_bytes);
+        auto* padded = scratch.rows.Reserve(static_cast<size_t>(work.group_rows * row_bytes));
         std::memcpy(padded, args.weights, static_cast<size_t>(rows * row_bytes));
         std::memset(padded + rows * row_bytes, 0, static_cast<size_t>((work.group_rows - rows) * row_bytes));
         args.weights = padded;

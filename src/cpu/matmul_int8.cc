@@ -47,11 +47,6 @@ HWY_INLINE VI DotFour(VI sum, VU codes, const int8_t* x) {
       : [sum] "+v"(sum.raw)
       : [codes] "v"(codes.raw), [x] "m"(*reinterpret_cast<const int8_t(*)[4]>(x)));
   return sum;
-#elif HWY_TARGET == HWY_SCALAR
-  const uint32_t c = hn::GetLane(codes);
-  int32_t dot = hn::GetLane(sum);
-  for (int i = 0; i < 4; ++i) dot += static_cast<int32_t>(c >> (8 * i) & 255u) * x[i];
-  return hn::Set(DI(), dot);
 #else
   const DI di;
   const hn::Repartition<int16_t, DI> d16;

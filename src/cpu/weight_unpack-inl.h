@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "hwy/highway.h"
 
@@ -30,9 +29,9 @@ using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
 using VU = hn::Vec<DU>;
 
-/// Rows of a group: 16 with AVX-512, 8 with AVX2, 4 with SSE4 and NEON, 1 without SIMD.
+/// Rows of a group: 16 with AVX-512, 8 with AVX2, 4 with SSE4 and NEON.
 constexpr int kRows = static_cast<int>(hn::MaxLanes(DF()));
-static_assert(kRows == 1 || kRows == 4 || kRows == 8 || kRows == 16);
+static_assert(kRows == 4 || kRows == 8 || kRows == 16);
 
 /// Where the rows of a group are: row r at base + r * stride.
 struct RowGroup {
@@ -40,7 +39,6 @@ struct RowGroup {
   ptrdiff_t stride;
 };
 
-#if HWY_TARGET != HWY_SCALAR
 // 16 bytes of each of rows i, i + 4, i + 8 and i + 12, in the vector's 128-bit parts.
 HWY_INLINE VU LoadEveryFourthRow(const uint8_t* p, ptrdiff_t stride) {
   const hn::Full128<uint8_t> d128;
@@ -58,20 +56,10 @@ HWY_INLINE VU LoadEveryFourthRow(const uint8_t* p, ptrdiff_t stride) {
   return hn::BitCast(DU(), hn::LoadU(d128, p));
 #endif
 }
-#endif
 
 /// The four 32-bit words at p of every row: lane r of v_j = word j of row r. Reads 16 bytes a row.
 HWY_INLINE void LoadWords(const uint8_t* p, ptrdiff_t stride, VU& v0, VU& v1, VU& v2, VU& v3) {
   const DU du;
-#if HWY_TARGET == HWY_SCALAR
-  (void)stride;
-  uint32_t words[4];
-  std::memcpy(words, p, sizeof(words));
-  v0 = hn::Set(du, words[0]);
-  v1 = hn::Set(du, words[1]);
-  v2 = hn::Set(du, words[2]);
-  v3 = hn::Set(du, words[3]);
-#else
   const hn::ScalableTag<uint64_t> d64;
   const VU r0 = LoadEveryFourthRow(p, stride);
   const VU r1 = LoadEveryFourthRow(p + stride, stride);
@@ -85,7 +73,6 @@ HWY_INLINE void LoadWords(const uint8_t* p, ptrdiff_t stride, VU& v0, VU& v1, VU
   v1 = hn::BitCast(du, hn::InterleaveUpper(d64, lo01, lo23));
   v2 = hn::BitCast(du, hn::InterleaveLower(d64, hi01, hi23));
   v3 = hn::BitCast(du, hn::InterleaveUpper(d64, hi01, hi23));
-#endif
 }
 
 /// Half floats in the low 16 bits of each lane (the upper bits are ignored), exact.
