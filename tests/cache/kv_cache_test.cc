@@ -173,6 +173,28 @@ TEST(KvCache, CodesReachTheLastPageThatEndsBeforeTheWindow) {
   EXPECT_EQ(make(CacheKind::kHalf, 64)->CodedEndBefore(1000), 0);
 }
 
+TEST(KvCache, ConsecutiveWindowTilesAreDistinctAndTheRingCloses) {
+  const Plan plan = TestPlan(2, 2);
+  const auto cache = KvCache::Create({2, 2, 32}, {CacheKind::kPacked, 4, 100, 64, ""}, &plan).value();
+  const SequenceId id = *cache->AddSequence();
+  const int64_t tile_bytes = ExactTileBytes(true, 32, 64);
+  std::vector<std::byte*> tiles;
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int head = 0; head < 2; ++head) {
+      for (int64_t tile = 7; tile < 7 + cache->window_tiles(); ++tile) {
+        tiles.push_back(cache->WindowTile(id, layer, head, tile));
+        EXPECT_EQ(tiles.back(), cache->WindowTile(id, layer, head, tile + cache->window_tiles()));
+      }
+      tiles.push_back(cache->SinkTile(id, layer, head));
+    }
+  }
+  std::sort(tiles.begin(), tiles.end());
+  const int64_t sink_bytes = ExactTileBytes(true, 32, cache->sink_tile_tokens());
+  for (size_t i = 1; i < tiles.size(); ++i) {
+    EXPECT_GE(tiles[i] - tiles[i - 1], i < 16u + 1 ? tile_bytes : sink_bytes);  // 16 tiles, then 4 sink tiles
+  }
+}
+
 TEST(KvCache, ReservationThatDoesNotFitStatesTokensWantedAndFree) {
   const Plan plan = TestPlan(1, 1);
   const auto cache = KvCache::Create({1, 1, 32}, {CacheKind::kPacked, 4, 64, 250, ""}, &plan).value();

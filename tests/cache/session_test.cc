@@ -136,6 +136,20 @@ TEST_P(Session, SameContentGivesTheSameBytesWhateverTheHistory) {
   EXPECT_EQ(ReadBytes(folder_.File("a")), ReadBytes(folder_.File("b")));
 }
 
+TEST_P(Session, SameContentGivesTheSameBytesWhenCodesEndInsideAPage) {
+  CacheModel one = Model(), other = Model();
+  one.Append(one.Add(), Tokens(0, 300));
+  other.Append(other.Add(), Tokens(0, 400));  // leaves other stale tokens in the ring
+  for (CacheModel* model : {&one, &other}) {
+    model->Truncate(0, 150);
+    model->Append(0, Tokens(700, 20));
+  }
+  ASSERT_EQ(one.cache->state(0).coded_end, other.cache->state(0).coded_end);
+  ASSERT_TRUE(Save(one, 0, folder_.File("a")).ok());
+  ASSERT_TRUE(Save(other, 0, folder_.File("b")).ok());
+  EXPECT_EQ(ReadBytes(folder_.File("a")), ReadBytes(folder_.File("b")));
+}
+
 TEST_P(Session, EveryTruncatedFileIsRefused) {
   CacheModel model = Model();
   model.Append(model.Add(), Tokens(0, 70));
@@ -299,6 +313,23 @@ TEST(SessionFile, StatesThatNoSequenceCanBeInAreRefused) {
   EXPECT_EQ(with("version", "2").code(), ErrorCode::kUnsupported);
   EXPECT_THAT(with("note", "hello").message(), HasSubstr("checksum"));
   EXPECT_TRUE(with("version", "1").ok());
+}
+
+TEST(SessionFile, TensorsThatDoNotBelongAreRefused) {
+  const TemporaryFolder folder;
+  const Plan plan = TestPlan(2, 2);
+  CacheModel model(kGeometry, {CacheKind::kPacked, 4, 64, 256, ""}, &plan);
+  model.Append(model.Add(), Tokens(0, 90));
+  ASSERT_TRUE(Save(model, 0, folder.File("s")).ok());
+  const auto file = SafetensorsFile::Open(folder.File("s")).value();
+  std::vector<SafetensorsTensor> tensors;
+  for (const auto& [name, entry] : file->tensors()) {
+    tensors.push_back({name, entry.dtype, entry.shape, entry.data});
+  }
+  tensors.push_back(tensors.front());
+  tensors.back().name = "extra";
+  ASSERT_TRUE(WriteSafetensors(folder.File("t"), file->metadata(), tensors).ok());
+  EXPECT_EQ(LoadSession(*model.cache, folder.File("t")).status().code(), ErrorCode::kCorruptFile);
 }
 
 }  // namespace
