@@ -300,6 +300,23 @@ HWY_INLINE float Softmax(const TileConstants& c, const Tile& tile, const float* 
   return hn::GetLane(factor);
 }
 
+// Asks for the next record a few lines at a time while this one is worked on: a page's records are no stream
+// to the hardware, and all lines at once would stall on its few fill buffers.
+class Prefetcher {
+ public:
+  Prefetcher(const std::byte* record, int bytes, int steps)
+      : at_(record), end_(record + bytes), stride_((bytes / 64 / steps + 1) * 64) {}
+  HWY_INLINE void Step() {
+    const std::byte* stop = end_ - at_ > stride_ ? at_ + stride_ : end_;
+    for (; at_ < stop; at_ += 64) hwy::Prefetch(at_);
+  }
+
+ private:
+  const std::byte* at_;
+  const std::byte* end_;
+  int stride_;
+};
+
 struct TileRange {
   int64_t start;  // position of the tile's first token
   int64_t begin, end;
@@ -309,7 +326,7 @@ struct TileRange {
 template <int kQueries>
 HWY_NOINLINE void AttendTile(const PackedHead& head, const PreparedQueries::Impl& q, int query,
                              const Tile& tile, const float* phase, float* rotated, const TileRange& range,
-                             const int64_t* query_end, float* state, int64_t state_stride) {
+                             const int64_t* query_end, float* state, int64_t state_stride, Prefetcher& next) {
   const PackedHead::Derived& d = *head.derived;
   const TileConstants& c = Constants();
   const int64_t passes = static_cast<int64_t>(d.passes.size());
@@ -323,6 +340,7 @@ HWY_NOINLINE void AttendTile(const PackedHead& head, const PreparedQueries::Impl
   }
   for (int64_t p = 0; p < passes; ++p) {
     const KeyPass& pass = d.passes[p];
+    next.Step();
     KeyDots<kQueries>(
         tile.keys + pass.first_unit * kUnitScratch, pass.units,
         q.operands.data() + (static_cast<int64_t>(query) * d.pass_units + pass.first_operand) * 64,
@@ -336,6 +354,7 @@ HWY_NOINLINE void AttendTile(const PackedHead& head, const PreparedQueries::Impl
     const int first = static_cast<int>(std::max<int64_t>(range.begin - range.start, 0));
     const int last = static_cast<int>(std::min<int64_t>(end - range.start, kPageTokens));
     uint8_t* row = probabilities + i * 64 * kPlanes;
+    next.Step();
     if (first >= last) {  // sees nothing of this tile
       std::memset(row, 0, 64 * kPlanes);
       factor[i] = 0.0f;
@@ -383,11 +402,6 @@ void Finish(const PackedHead& head, const float* state, float* out, float* lse) 
   *lse = (state[0] + std::log2(sum)) * 0.6931471805599453f;
 }
 
-// Asks for the next record while this one is worked on: a page's records are no stream to the hardware.
-HWY_INLINE void Prefetch(const std::byte* record, int bytes) {
-  for (int b = 0; b < bytes; b += 64) hwy::Prefetch(record + b);
-}
-
 void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int first, int count,
                   std::span<const std::byte* const> records, int64_t begin, int64_t end,
                   const int64_t* query_end, const RopeTable& rope, CodesScratch::Impl& scratch, float* out,
@@ -413,8 +427,13 @@ void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int fi
   const Tile tile = {keys, values, norms, value_log2, value_inverse};
   for (int64_t start = begin / kPageTokens * kPageTokens; start < last; start += kPageTokens) {
     const uint8_t* record = reinterpret_cast<const uint8_t*>(records[start / kPageTokens]);
-    if (start + kPageTokens < last) Prefetch(records[start / kPageTokens + 1], head.layout.bytes);
+    // Steps: one a unit, one a pass, one a query of the first block.
+    const int steps =
+        static_cast<int>(key_units + value_units + d.passes.size()) + std::min(count, kQueryBlock);
+    Prefetcher next(records[start / kPageTokens], 0, 1);
+    if (start + kPageTokens < last) next = {records[start / kPageTokens + 1], head.layout.bytes, steps};
     for (size_t u = 0; u < key_units; ++u) {
+      next.Step();
       UnpackUnit<BGTQ_VNNI ? 0x80 : 0>(d.key_units[u].width, record + d.key_units[u].offset,
                                        keys + u * kUnitScratch);
     }
@@ -423,6 +442,7 @@ void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int fi
     }
     LoadValueNorms(c, head.plan.norm_type, record + head.layout.value_norm, value_log2, value_inverse);
     for (size_t u = 0; u < value_units; ++u) {
+      next.Step();
       UnpackUnit<0>(d.value_units[u].width, record + d.value_units[u].offset, values + u * kUnitScratch);
     }
     if (d.mean_units > 0) LoadPhase(head, rope, start, phase);
@@ -435,16 +455,16 @@ void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int fi
       float* rotated = phase + 2 * d.mean_stride;
       switch (block) {
         case 1:
-          AttendTile<1>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          AttendTile<1>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
           break;
         case 2:
-          AttendTile<2>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          AttendTile<2>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
           break;
         case 3:
-          AttendTile<3>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          AttendTile<3>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
           break;
         default:
-          AttendTile<4>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride);
+          AttendTile<4>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
       }
     }
   }
