@@ -281,6 +281,10 @@ int main(int argc, char** argv) {
   blockgtq::cpu::RegisterAll();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+#if BGTQ_HAVE_OPENBLAS
+  // An old OpenBLAS may not know a new CPU and pick slow kernels: OPENBLAS_CORETYPE=SkylakeX overrules it.
+  benchmark::AddCustomContext("openblas_core", openblas_get_corename());
+#endif
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

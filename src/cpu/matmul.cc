@@ -15,6 +15,10 @@ namespace {
 
 // Bytes of weights a task: large enough to hide a task's hand-out, small enough to balance the threads.
 constexpr int64_t kTaskBytes = 16 << 10;
+// Row groups up to this size are fetched into the L1 cache ahead of their use (7 -> 10 GB/s a core at 576
+// columns of Q4_1); larger ones would push out what is in use, and their long rows suit the hardware's
+// prefetch.
+constexpr int64_t kPrefetchBytes = 24 << 10;
 // Bytes of prepared activations that the row groups of a task share, so that they stay in a core's L2 cache.
 constexpr int64_t kTokenBlockBytes = 1 << 20;
 // Below this many activations, preparing them on the calling thread is faster than a parallel region.
@@ -219,12 +223,13 @@ class Call {
     args.y = scratch.sums.Reserve(static_cast<size_t>(args.tokens * work.group_rows));
     if (work.is_float) args.panel_scratch = scratch.panel.Reserve(static_cast<size_t>(float_.panel_floats));
 
+    const int64_t group_bytes = work.group_rows * row_bytes;
     const int64_t begin = chunk * work.groups_per_task * work.group_rows;
     const int64_t end = std::min(begin + work.groups_per_task * work.group_rows, weight.rows);
     for (int64_t row = begin; row < end; row += work.group_rows) {
       const int64_t rows = std::min(work.group_rows, weight.rows - row);
       args.weights = reinterpret_cast<const uint8_t*>(weight.data) + row * row_bytes;
-      args.prefetch_next = row + 2 * work.group_rows <= weight.rows;
+      args.prefetch_next = row + 2 * work.group_rows <= weight.rows && group_bytes <= kPrefetchBytes;
       if (rows < work.group_rows) {
         auto* padded = scratch.rows.Reserve(static_cast<size_t>(work.group_rows * row_bytes));
         std::memcpy(padded, args.weights, static_cast<size_t>(rows * row_bytes));
