@@ -31,6 +31,9 @@ def main():
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/cpu_speed.json")
     arguments = parser.parse_args()
     model = results.model_path(arguments.model)
+    if os.getloadavg()[0] > 0.5:
+        # llama.cpp's threads spin at barriers: on a busy machine it loses far more than we do.
+        print(f"load average {os.getloadavg()[0]:.1f}: other programs run, the ratios will not be fair", file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "rows.json")
