@@ -80,11 +80,11 @@ HWY_INLINE void OrderNorms(const TileConstants& c, const uint8_t* HWY_RESTRICT n
 // 2^((b - 128) / 32) of integers 0..256.
 HWY_INLINE VF LogNorm(const TileConstants& c, VI b) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  // The table's entries 128..159 are one octave: mantissas. The exponent is added.
-  const __m512 mantissa =
-      _mm512_permutex2var_ps(_mm512_load_ps(c.log_norm + 128), b.raw, _mm512_load_ps(c.log_norm + 144));
-  const VI octave = hn::ShiftLeft<23>(hn::Sub(hn::ShiftRight<5>(b), hn::Set(DI(), 4)));
-  return hn::BitCast(DF(), hn::Add(hn::BitCast(DI(), VF{mantissa}), octave));
+  // The table's first 32 entries are one octave; the rest only adds to the exponent.
+  const __m512 octave =
+      _mm512_permutex2var_ps(_mm512_load_ps(c.log_norm), b.raw, _mm512_load_ps(c.log_norm + 16));
+  const VI exponent = hn::ShiftLeft<23>(hn::ShiftRight<5>(b));
+  return hn::BitCast(DF(), hn::Add(hn::BitCast(DI(), VF{octave}), exponent));
 #else
   return hn::GatherIndex(DF(), c.log_norm, b);
 #endif
@@ -151,6 +151,13 @@ void LoadPhase(const PackedHead& head, const RopeTable& rope, int64_t position, 
   }
 }
 
+// Stops the compiler from folding a load into each of its uses: the loads would be the limit.
+HWY_INLINE void KeepInRegister(VF& v) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  asm("" : "+v"(v.raw));
+#endif
+}
+
 // The mean's part of the logits, q' R_t mu, for 64 tokens: with z = conj(q) mu e^(i theta 64 j) at the tile's
 // centre and x the distance from it, sum Re(z) cos(theta x) - Im(z) sin(theta x). The cosines are even and
 // the sines odd in x, so half a tile's sums give the other half.
@@ -189,6 +196,8 @@ HWY_INLINE void MeanLogits(const PackedHead& head, const float* HWY_RESTRICT mea
         for (int v = 0; v < kVectors; ++v) {
           cos[v] = hn::LoadU(df, table + 2 * kHalfTile * b + kN * v);
           sin[v] = hn::LoadU(df, table + 2 * kHalfTile * b + kHalfTile + kN * v);
+          KeepInRegister(cos[v]);
+          KeepInRegister(sin[v]);
         }
         for (int i = 0; i < kQueries; ++i) {
           const VF re = hn::Set(df, z[2 * stride * i + b]), im = hn::Set(df, z[2 * stride * i + stride + b]);

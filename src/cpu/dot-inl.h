@@ -61,7 +61,7 @@ HWY_INLINE void Dot(VI unsigned_side, VI signed_side, Accumulator& acc) {
   // Assembly: Highway 1.0.3 checks for AVX512-VNNI but does not enable its intrinsics.
   asm("vpdpbusd %[b], %[a], %[sum]"
       : [sum] "+v"(acc.sum.raw)
-      : [a] "v"(unsigned_side.raw), [b] "vm"(signed_side.raw));
+      : [a] "v"(unsigned_side.raw), [b] "v"(signed_side.raw));
 #else
   const DI16 d16;
   acc.sum = hn::ReorderWidenMulAccumulate(DI(), hn::BitCast(d16, unsigned_side),
