@@ -10,7 +10,8 @@
 #include "src/cpu/attention_codes_impl.h"
 #include "src/cpu/simd_targets.h"
 
-// clang-format off: foreach_target.h comes before highway.h
+// foreach_target.h comes before highway.h.
+// clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/attention_codes.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

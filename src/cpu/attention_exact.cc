@@ -17,7 +17,8 @@ inline constexpr int kStepTokens = 64;  // tokens whose logits are held at once
 }
 #endif
 
-// clang-format off: foreach_target.h comes before highway.h
+// foreach_target.h comes before highway.h.
+// clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/attention_exact.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

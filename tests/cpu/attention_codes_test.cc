@@ -12,8 +12,8 @@
 #include "src/core/half.h"
 #include "src/core/log_norm.h"
 #include "tests/cpu/packed_head_model.h"
-// clang-format off: the targets are chosen before highway.h
-#include "src/cpu/simd_targets.h"
+// clang-format off
+#include "src/cpu/simd_targets.h"  // chooses the targets: before any Highway header
 #include "hwy/highway.h"
 // clang-format on
 
