@@ -87,6 +87,7 @@ HeadPlan BuildHead(const HeadSpec& spec, uint64_t seed, int layer, int kv_head) 
   HeadPlan head;
   head.head_dim = dim;
   head.norm_type = spec.norm_type;
+  head.rounding = spec.rounding;
   for (size_t g = 0; g < spec.groups.size(); ++g) {
     const BlockGroup& blocks = spec.groups[g];
     const int dims = 2 * static_cast<int>(blocks.blocks.size());

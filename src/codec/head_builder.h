@@ -41,6 +41,7 @@ struct HeadSpec {
   std::vector<double> scale;       // c_i [head_dim / 2], applied before the rotation; empty: 1
   int value_code_width = 0;
   NormType norm_type = NormType::kLog8;
+  Rounding rounding = Rounding::kNearest;
 };
 
 /// Groups, T = rotation diag(c), T^-T = rotation diag(1 / c) and T_v; norm references 1, no mean, no score.

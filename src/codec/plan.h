@@ -21,6 +21,19 @@ enum class NormType : uint8_t {
   kHalf,  // two bytes: fp16
 };
 
+/// How an encoder rounds a group's unit vector to codes. The stored bytes mean the same either way.
+enum class Rounding : uint8_t {
+  kNearest,   // each coordinate to its nearest centroid (TQ-MSE as published)
+  kSearched,  // the same at each scale of kSearchScales, keeping the codes of the smallest angle to the
+              // vector
+};
+/// Scales of unit variance that kSearched tries, in this order; a later one wins only by a smaller angle. For
+/// a given scale the nearest centroids are the best codes, so a fine enough grid finds the best codes of all.
+/// Measured: squared error 10-15% lower at 3 bits, 21-38% at 4 (groups of 64..16 dims); a finer or wider grid
+/// adds 1-3%.
+inline constexpr std::array<float, 11> kSearchScales = {1.0f,  0.96f, 1.04f, 0.92f, 1.08f, 0.88f,
+                                                        1.12f, 0.84f, 1.16f, 0.8f,  1.2f};
+
 /// A group: consecutive units of the rotated key that share a width and a norm.
 struct GroupPlan {
   int width = 0;       // stored width: 1, 2, 3, 4, 5 or 8
@@ -52,6 +65,7 @@ struct HeadPlan {
   GroupPlan value;              // one group over all of D
   std::vector<float> value_transform;  // T_v   [P_v, D]
   NormType norm_type = NormType::kLog8;
+  Rounding rounding = Rounding::kNearest;
   std::vector<float> score;  // the allocator's block scores [D / 2], for inspect
 
   int key_units() const;

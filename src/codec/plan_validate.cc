@@ -146,6 +146,9 @@ Status CheckHead(const HeadPlan& head, int head_dim) {
   if (head.norm_type != NormType::kLog8 && head.norm_type != NormType::kHalf) {
     return Bad(fmt::format("unknown norm type {}", static_cast<int>(head.norm_type)));
   }
+  if (head.rounding != Rounding::kNearest && head.rounding != Rounding::kSearched) {
+    return Bad(fmt::format("unknown rounding {}", static_cast<int>(head.rounding)));
+  }
   BGTQ_RETURN_IF_ERROR(CheckKeyGroups(head));
   BGTQ_RETURN_IF_ERROR(CheckGroup(head.value, head.norm_type, "value group"));
   if (head.value.first_unit != 0 || head.value.dims != head_dim) {

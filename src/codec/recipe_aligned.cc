@@ -88,6 +88,7 @@ Result<HeadPlan> PlanAligned(const HeadCalibration& calibration, const RecipeOpt
   const HeadStatistics& s = calibration.statistics;
   spec.head_dim = static_cast<int>(s.key_mean.size());
   spec.norm_type = NormType::kLog8;
+  spec.rounding = Rounding::kSearched;
 
   Energies e = PositiveEnergies(s);
   const std::vector<int> mean_units = ChooseMeanUnits(e);

@@ -71,6 +71,7 @@ float LoadNorm(NormType type, float reference, int token, const std::byte* norms
 struct GroupView {
   const GroupPlan& group;
   NormType norm_type;
+  Rounding rounding;
   const int* unit_offset;  // [group.units]
   int norm_offset;
   UnitPlace (*place_of)(int token, int dim_in_unit);
@@ -78,11 +79,46 @@ struct GroupView {
 
 GroupView KeyGroup(const HeadPlan& plan, const RecordLayout& layout, size_t g) {
   const GroupPlan& group = plan.groups[g];
-  return {group, plan.norm_type, &layout.key_unit[group.first_unit], layout.key_norm[g], &KeyPlace};
+  return {group,    plan.norm_type, plan.rounding, &layout.key_unit[group.first_unit], layout.key_norm[g],
+          &KeyPlace};
 }
 
 GroupView ValueGroup(const HeadPlan& plan, const RecordLayout& layout) {
-  return {plan.value, plan.norm_type, layout.value_unit.data(), layout.value_norm, &ValuePlace};
+  return {plan.value,        plan.norm_type, plan.rounding, layout.value_unit.data(),
+          layout.value_norm, &ValuePlace};
+}
+
+struct RoundedGroup {
+  std::vector<int> codes;  // [16 * units], padding 0
+  double energy = 0;       // of the decoded coordinates
+  double projection = 0;   // y . decoded
+};
+
+// Every coordinate of y [group.dims], times `scale`, to its nearest centroid.
+RoundedGroup RoundNearest(const GroupPlan& group, const double* y, double scale) {
+  RoundedGroup rounded{std::vector<int>(kUnitDims * group.units, 0)};
+  for (int i = 0; i < group.dims; ++i) {
+    rounded.codes[i] = NearestCode(group.width, group.code_width, static_cast<float>(y[i] * scale));
+    const double value = CodeValue(group.width, rounded.codes[i]);
+    rounded.energy += value * value;
+    rounded.projection += y[i] * value;
+  }
+  return rounded;
+}
+
+// Cosine of the angle between y and the decoded vector, up to y's norm.
+double Cosine(const RoundedGroup& rounded) {
+  return rounded.energy > 0 ? rounded.projection / std::sqrt(rounded.energy) : 0.0;
+}
+
+RoundedGroup Round(const GroupView& view, const double* y, double unit_variance) {
+  RoundedGroup best = RoundNearest(view.group, y, unit_variance);
+  if (view.rounding == Rounding::kNearest) return best;
+  for (float scale : kSearchScales) {
+    RoundedGroup tried = RoundNearest(view.group, y, unit_variance * scale);
+    if (Cosine(tried) > Cosine(best)) best = std::move(tried);
+  }
+  return best;
 }
 
 // y: the group's rotated sub-vector, [group.dims].
@@ -91,18 +127,13 @@ void EncodeGroup(const GroupView& view, const double* y, int token, std::byte* r
   double energy = 0;
   for (int i = 0; i < group.dims; ++i) energy += y[i] * y[i];
   const double norm = std::sqrt(energy);
-  const double unit_variance = norm > 0 ? std::sqrt(double(group.dims)) / norm : 0.0;
-  double decoded_energy = 0;
+  const RoundedGroup rounded = Round(view, y, norm > 0 ? std::sqrt(double(group.dims)) / norm : 0.0);
   for (int i = 0; i < kUnitDims * group.units; ++i) {
-    int code = 0;  // padding
-    if (i < group.dims) {
-      code = NearestCode(group.width, group.code_width, static_cast<float>(y[i] * unit_variance));
-      decoded_energy += CodeValue(group.width, code) * CodeValue(group.width, code);
-    }
-    SetCode(record + view.unit_offset[i / kUnitDims], group.width, view.place_of(token, i % kUnitDims), code);
+    SetCode(record + view.unit_offset[i / kUnitDims], group.width, view.place_of(token, i % kUnitDims),
+            rounded.codes[i]);
   }
   // 8-bit containers have a zero centroid: a zero vector decodes to zero there, and has no correction.
-  const double correction = decoded_energy > 0 ? std::sqrt(group.dims / decoded_energy) : 1.0;
+  const double correction = rounded.energy > 0 ? std::sqrt(group.dims / rounded.energy) : 1.0;
   StoreNorm(view.norm_type, group.norm_reference, static_cast<float>(norm * correction), token,
             record + view.norm_offset);
 }

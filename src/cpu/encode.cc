@@ -71,6 +71,55 @@ HWY_INLINE float RoundGroup(const GroupPlan& group, const GroupCodes& book, cons
   return hn::GetLane(hn::SumOfLanes(df, energy));
 }
 
+// The cosine (up to |y|) of y and its decoded coordinates when y times `variance` is rounded to the nearest
+// centroids. Codebooks of widths 1..5 are symmetric, so magnitudes are compared with the upper half's
+// thresholds.
+HWY_INLINE float Cosine(const GroupPlan& group, const GroupCodes& book, const float* HWY_RESTRICT y,
+                        float variance) {
+  const DF df;
+  const VF unit_variance = hn::Set(df, variance);
+  VF energy = hn::Zero(df), projection = hn::Zero(df);
+  const size_t half = book.codes.size() / 2;
+  for (int i = 0; i < kUnitDims * group.units; i += kN) {
+    const VF coordinate = hn::LoadU(df, y + i);
+    const VF x = hn::Abs(hn::Mul(coordinate, unit_variance));
+    VF decoded;
+    if (book.codes.empty()) {
+      decoded = hn::Min(hn::Floor(hn::MulAdd(x, hn::Set(df, CodebookScale(8)), hn::Set(df, 0.5f))),
+                        hn::Set(df, 127.0f));
+    } else {
+      decoded = hn::Set(df, book.values[half]);
+      for (size_t k = half; k < book.thresholds.size(); ++k) {
+        const VF step = hn::Set(df, book.values[k + 1] - book.values[k]);
+        decoded = hn::Add(decoded, hn::IfThenElseZero(hn::Ge(x, hn::Set(df, book.thresholds[k])), step));
+      }
+    }
+    if (i + kN > group.dims) {  // padding is no part of the vector
+      const DI di;
+      const auto real = hn::Lt(hn::Add(hn::Iota(di, 0), hn::Set(di, i)), hn::Set(di, group.dims));
+      decoded = hn::IfThenElseZero(hn::RebindMask(df, real), decoded);
+    }
+    energy = hn::MulAdd(decoded, decoded, energy);
+    projection = hn::MulAdd(hn::Abs(coordinate), decoded, projection);
+  }
+  const float square = hn::GetLane(hn::SumOfLanes(df, energy));
+  return square > 0.0f ? hn::GetLane(hn::SumOfLanes(df, projection)) / std::sqrt(square) : 0.0f;
+}
+
+// The scale of kSearchScales whose codes lie closest to y in angle.
+HWY_INLINE float BestScale(const GroupPlan& group, const GroupCodes& book, const float* HWY_RESTRICT y,
+                           float variance) {
+  float best = kSearchScales[0], best_cosine = Cosine(group, book, y, variance * best);
+  for (size_t k = 1; k < kSearchScales.size(); ++k) {
+    const float cosine = Cosine(group, book, y, variance * kSearchScales[k]);
+    if (cosine > best_cosine) {
+      best_cosine = cosine;
+      best = kSearchScales[k];
+    }
+  }
+  return best;
+}
+
 HWY_INLINE float Energy(const float* HWY_RESTRICT y, int n) {
   const DF df;
   VF sum = hn::Zero(df);
@@ -197,9 +246,9 @@ void StoreNorm(NormType type, float reference, float norm, int token, std::byte*
 // units  byte offsets of the group's units in the record
 // bytes  [units][1024] scratch
 template <bool kKeys>
-void EncodeGroup(const GroupPlan& group, const GroupCodes& book, NormType type, const float* y,
-                 int64_t y_stride, int slot, int count, const int* units, int norm_offset, uint8_t* bytes,
-                 std::byte* record) {
+void EncodeGroup(const GroupPlan& group, const GroupCodes& book, NormType type, Rounding rounding,
+                 const float* y, int64_t y_stride, int slot, int count, const int* units, int norm_offset,
+                 uint8_t* bytes, std::byte* record) {
   std::memset(bytes, 0, static_cast<size_t>(group.units) * kUnitCodes);
   alignas(64) uint8_t codes[kUnitDims * 64];
   for (int t = 0; t < count; ++t) {
@@ -207,7 +256,8 @@ void EncodeGroup(const GroupPlan& group, const GroupCodes& book, NormType type, 
     const float norm = std::sqrt(Energy(row, kUnitDims * group.units));
     const float root = std::sqrt(static_cast<float>(group.dims));
     const float variance = norm > 0.0f ? root / norm : 0.0f;
-    const float decoded = RoundGroup(group, book, row, variance, codes);
+    const float scale = rounding == Rounding::kSearched ? BestScale(group, book, row, variance) : 1.0f;
+    const float decoded = RoundGroup(group, book, row, variance * scale, codes);
     const float correction = decoded > 0.0f ? root * CodebookScale(group.width) / std::sqrt(decoded) : 1.0f;
     StoreNorm(type, group.norm_reference, norm * correction, slot + t, record + norm_offset);
     for (int u = 0; u < group.units; ++u) {
@@ -268,8 +318,8 @@ bool EncodeKeysT(const PackedHead& head, const RopeTable& rope, const float* key
       scratch.encode_codes.Reserve(std::max(d.key_units.size(), d.value_units.size()) * kUnitCodes);
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan& group = plan.groups[g];
-    EncodeGroup<true>(group, d.key_codes[g], plan.norm_type, y + kUnitDims * group.first_unit, head.key_dims,
-                      static_cast<int>(first_position % kPageTokens), count,
+    EncodeGroup<true>(group, d.key_codes[g], plan.norm_type, plan.rounding, y + kUnitDims * group.first_unit,
+                      head.key_dims, static_cast<int>(first_position % kPageTokens), count,
                       &head.layout.key_unit[group.first_unit], head.layout.key_norm[g], bytes, record);
   }
   return true;
@@ -288,7 +338,7 @@ bool EncodeValuesT(const PackedHead& head, const float* values, int64_t stride, 
   MatVec(d.value_columns.data(), head.value_dims, dim, rows, count, w, head.value_dims);
   uint8_t* bytes =
       scratch.encode_codes.Reserve(std::max(d.key_units.size(), d.value_units.size()) * kUnitCodes);
-  EncodeGroup<false>(plan.value, d.value_codes, plan.norm_type, w, head.value_dims,
+  EncodeGroup<false>(plan.value, d.value_codes, plan.norm_type, plan.rounding, w, head.value_dims,
                      static_cast<int>(first_position % kPageTokens), count, head.layout.value_unit.data(),
                      head.layout.value_norm, bytes, record);
   return true;

@@ -6,8 +6,8 @@
 //   model        {architecture, layers, heads, kv_heads, head_dim, rope_freq_base, rotary_dims, rope_pairing,
 //                rope_scaling_hash, key_weights_hash}
 //   calibration  {corpus_hash, tokens, seconds}
-//   heads        [layer][kv_head] {norm_type "log8" or "half", groups [GROUP], mean_units [unit], value
-//   GROUP}
+//   heads        [layer][kv_head] {norm_type "log8" or "half", rounding "nearest" or "searched", groups
+//   [GROUP], mean_units [unit], value GROUP}
 //                GROUP = {width, code_width, first_unit, units, dims, norm_reference}
 //   bytes_per_token_per_head   what the plan stores; must equal what the loaded plan says
 // Tensors, F32, of KV head h of layer l under "layers.l.heads.h.": key_transform, query_transform [P, D],

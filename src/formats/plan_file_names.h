@@ -8,6 +8,8 @@ namespace blockgtq::plan_file {
 inline constexpr char kFormat[] = "blockgtq-plan";
 inline constexpr char kLog8[] = "log8";
 inline constexpr char kHalf[] = "half";
+inline constexpr char kNearest[] = "nearest";
+inline constexpr char kSearched[] = "searched";
 
 inline std::string HeadPrefix(int layer, int kv_head) {
   return "layers." + std::to_string(layer) + ".heads." + std::to_string(kv_head) + ".";

@@ -145,6 +145,12 @@ class Loader {
                                  plan_file::kLog8, plan_file::kHalf));
     }
     head->norm_type = norm_type == plan_file::kLog8 ? NormType::kLog8 : NormType::kHalf;
+    BGTQ_ASSIGN_OR_RETURN(const std::string rounding, fields.Text("rounding"));
+    if (rounding != plan_file::kNearest && rounding != plan_file::kSearched) {
+      return Corrupt(fmt::format("{}: rounding '{}' is neither {} nor {}", where, Printable(rounding),
+                                 plan_file::kNearest, plan_file::kSearched));
+    }
+    head->rounding = rounding == plan_file::kNearest ? Rounding::kNearest : Rounding::kSearched;
 
     BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* groups, fields.Array("groups", kMaxDim));
     for (size_t g = 0; g < groups->size(); ++g) {

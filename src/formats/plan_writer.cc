@@ -41,6 +41,7 @@ Json HeadJson(const HeadPlan& head) {
   Json groups = Json::array();
   for (const GroupPlan& group : head.groups) groups.push_back(GroupJson(group));
   return {{"norm_type", head.norm_type == NormType::kLog8 ? plan_file::kLog8 : plan_file::kHalf},
+          {"rounding", head.rounding == Rounding::kNearest ? plan_file::kNearest : plan_file::kSearched},
           {"groups", std::move(groups)},
           {"mean_units", head.mean_units},
           {"value", GroupJson(head.value)}};

@@ -88,6 +88,40 @@ TEST(ReferenceCodec, ErrorsAreThoseOfTheCodebookAtEveryWidth) {
   }
 }
 
+// The expected ratios come from an independent numpy simulation (nearest centroids at each scale, best cosine
+// kept).
+TEST(ReferenceCodec, SearchedRoundingLowersTheErrorOfEveryVector) {
+  constexpr int kDim = 32, kPages = 12;
+  const RopeTable rope(Rope(kDim));
+  const double expected[] = {0, 1.0, 0.967, 0.846, 0.738};
+  for (int width = 1; width <= 4; ++width) {
+    HeadPlan plan = MakeHead(kDim, {{width, kDim / 2}}, width, NormType::kHalf);
+    const RecordLayout layout = RecordLayout::For(plan);
+    double nearest = 0, searched = 0;
+    for (int page = 0; page < kPages; ++page) {
+      const std::vector<float> x = Normals(64 * kDim, 300 * width + page);
+      std::vector<std::vector<float>> decoded;
+      for (Rounding rounding : {Rounding::kNearest, Rounding::kSearched}) {
+        plan.rounding = rounding;
+        std::vector<std::byte> record(layout.bytes);
+        ASSERT_TRUE(EncodeKeys(plan, layout, rope, x, 0, record).ok());
+        decoded.push_back(DecodeKeys(plan, rope, record, 0, 64));
+      }
+      for (int t = 0; t < 64; ++t) {
+        const auto token = [&](const std::vector<float>& v) {
+          return std::vector<float>(v.begin() + t * kDim, v.begin() + (t + 1) * kDim);
+        };
+        const double a = ErrorEnergy(token(x), token(decoded[0])),
+                     b = ErrorEnergy(token(x), token(decoded[1]));
+        EXPECT_LE(b, a * (1 + 1e-3) + 1e-3) << width;  // up to the rounding of the fp16 norm
+        nearest += a;
+        searched += b;
+      }
+    }
+    EXPECT_NEAR(searched / nearest, expected[width], 0.02) << width;
+  }
+}
+
 TEST(ReferenceCodec, DecodedGroupsHaveExactlyTheStoredNorm) {
   const HeadPlan plan = MakeHead(64, {{4, 8}, {2, 24}}, 3, NormType::kHalf);
   const RecordLayout layout = RecordLayout::For(plan);

@@ -1,5 +1,5 @@
 // The vector encoders against the scalar reference, every SIMD target: the same bytes but for coordinates
-// within 1e-4 of a threshold and norms that round either way.
+// within 1e-4 of a threshold, searched codes of equal angle, and norms that round either way.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,9 +10,9 @@
 #include "src/core/half.h"
 #include "src/cpu/attention_codes.h"
 #include "tests/cpu/packed_head_model.h"
-// clang-format off: the targets are chosen before highway.h
+// clang-format off
+#include "src/cpu/simd_targets.h"  // chooses the targets: before any Highway header
 #include "hwy/highway.h"
-#include "src/cpu/simd_targets.h"
 // clang-format on
 
 namespace blockgtq::cpu {
@@ -23,6 +23,7 @@ struct Case {
   HeadSpec head;
   int slot, count;
   float attention_factor = 1.0f;
+  Rounding rounding = Rounding::kNearest;
 };
 void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
@@ -31,6 +32,20 @@ int NormAt(const HeadPlan& plan, const std::byte* norms, int token) {
   uint16_t half;
   std::memcpy(&half, norms + 2 * NormSlot(token), 2);
   return half;
+}
+
+// Cosine of the angle between a vector and the decoded codes of one token.
+double CosineOf(const GroupPlan& group, const int* units, UnitPlace (*place)(int, int),
+                const std::byte* record, int token, const std::vector<double>& y) {
+  double projection = 0, energy = 0, square = 0;
+  for (int i = 0; i < group.dims; ++i) {
+    const int code = GetCode(record + units[i / 16], group.width, place(token, i % 16));
+    const double value = CodebookInt(group.width, code) + double{CodebookHalf(group.width)};
+    projection += value * y[i];
+    energy += value * value;
+    square += y[i] * y[i];
+  }
+  return projection / std::sqrt(energy * square);
 }
 
 // Compares one group; `rows` are its true coordinates [token - slot][group.dims] in double.
@@ -50,6 +65,14 @@ void ExpectSameGroup(const HeadPlan& plan, const GroupPlan& group, const int* un
       if (a == b) continue;
       ASSERT_TRUE(touched) << "token " << token << " dim " << i << " belongs to another call";
       ASSERT_LT(i, group.dims) << "padding of token " << token;
+      if (plan.rounding == Rounding::kSearched) {  // two scales whose codes are equally good
+        EXPECT_NEAR(CosineOf(group, units, place, got, token, rows[token - slot]),
+                    CosineOf(group, units, place, want, token, rows[token - slot]), 1e-5)
+            << "token " << token;
+        tie = true;
+        ++*near_ties;
+        continue;
+      }
       const double x = rows[token - slot][i] * std::sqrt(group.dims / energy);
       const int below = NearestCode(group.width, group.code_width, static_cast<float>(x - 1e-4));
       const int above = NearestCode(group.width, group.code_width, static_cast<float>(x + 1e-4));
@@ -62,8 +85,10 @@ void ExpectSameGroup(const HeadPlan& plan, const GroupPlan& group, const int* un
     if (!touched) {
       EXPECT_EQ(a, b) << token;
     } else {
-      EXPECT_LE(std::abs(a - b), tie && plan.norm_type == NormType::kHalf ? 64 : 1)
-          << "norm of token " << token;
+      const int tie_step = plan.norm_type == NormType::kHalf      ? 64
+                           : plan.rounding == Rounding::kSearched ? 8
+                                                                  : 1;
+      EXPECT_LE(std::abs(a - b), tie ? tie_step : 1) << "norm of token " << token;
       *near_ties += a != b;
     }
   }
@@ -73,7 +98,8 @@ class EncodeTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EncodeTest, WritesTheReferencesBytes) {
   const Case& c = GetParam();
-  const HeadPlan plan = MakeHeadPlan(c.head, 21);
+  HeadPlan plan = MakeHeadPlan(c.head, 21);
+  plan.rounding = c.rounding;
   RopeTable rope(MakeRope(c.head.head_dim, c.attention_factor));
   rope.Reserve(6400);
   const int dim = c.head.head_dim, stride = dim + 3;
@@ -146,7 +172,20 @@ INSTANTIATE_TEST_SUITE_P(
              64},
         Case{"Narrow", {16, {{1, 16}}, 1, {0}}, 62, 2}, Case{"V4", {80, {{3, 80}}, 4, {4}}, 16, 20},
         Case{"Wide", {256, {{3, 256}}, 3, {0, 15}}, 0, 40},
-        Case{"Yarn", {64, {{2, 64}}, 2, {0, 3}}, 0, 10, 1.2f}),
+        Case{"Yarn", {64, {{2, 64}}, 2, {0, 3}}, 0, 10, 1.2f},
+        Case{"Searched", {64, {{4, 16}, {3, 32}, {2, 16}}, 3, {0}}, 0, 64, 1.0f, Rounding::kSearched},
+        Case{"SearchedAllWidths",
+             {128, {{8, 32}, {5, 16}, {4, 16}, {3, 32}, {2, 16}, {1, 16}}, 4, {}},
+             7,
+             50,
+             1.0f,
+             Rounding::kSearched},
+        Case{"SearchedPadding",
+             {64, {{8, 6}, {7, 4}, {6, 10}, {5, 8}, {3, 20}, {2, 16}}, 2, {}, NormType::kHalf},
+             0,
+             64,
+             1.0f,
+             Rounding::kSearched}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Encode, RefusesNonFiniteInputAndLeavesTheRecord) {

@@ -29,6 +29,7 @@ void ExpectSameHead(const HeadPlan& a, const HeadPlan& b) {
   EXPECT_EQ(a.value, b.value);
   EXPECT_EQ(a.value_transform, b.value_transform);
   EXPECT_EQ(a.norm_type, b.norm_type);
+  EXPECT_EQ(a.rounding, b.rounding);
   EXPECT_EQ(a.score, b.score);
 }
 
@@ -225,6 +226,8 @@ TEST_F(DamagedPlan, EveryFieldOfAHeadAndAGroupIsNeededAndTyped) {
   }
   ExpectJson(
       "heads", [](json& j) { j[1][0]["norm_type"] = "log9"; }, "norm_type 'log9'");
+  ExpectJson(
+      "heads", [](json& j) { j[1][0]["rounding"] = "up"; }, "rounding 'up'");
   ExpectJson(
       "heads", [](json& j) { j[1][0]["mean_units"] = {-1}; }, "mean unit");
   ExpectJson(
