@@ -26,6 +26,7 @@ using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
 constexpr int kN = static_cast<int>(hn::MaxLanes(DF()));
 constexpr int kUnitCodes = kUnitDims * kPageTokens;
+constexpr int kLargestGroup = 1024;  // dims: plans hold no larger head
 constexpr float kLargestHalf = 65504.0f;
 
 // Codes of one group's coordinates, one byte each in code order of the group's codebook, and the sum of their
@@ -71,53 +72,63 @@ HWY_INLINE float RoundGroup(const GroupPlan& group, const GroupCodes& book, cons
   return hn::GetLane(hn::SumOfLanes(df, energy));
 }
 
-// The cosine (up to |y|) of y and its decoded coordinates when y times `variance` is rounded to the nearest
-// centroids. Codebooks of widths 1..5 are symmetric, so magnitudes are compared with the upper half's
-// thresholds.
-HWY_INLINE float Cosine(const GroupPlan& group, const GroupCodes& book, const float* HWY_RESTRICT y,
-                        float variance) {
+// Tries a scale for a vector of tokens: the squared length of their decoded coordinates, and their product
+// with y.
+//
+// columns   [dims][64] magnitudes of the group's coordinates, tokens along lanes, from the vector's first
+// token on variance  of each token, times the scale Codebooks of widths 1..5 are symmetric, so magnitudes are
+// compared with the upper half's thresholds.
+HWY_INLINE void TryScale(const GroupPlan& group, const GroupCodes& book, const float* HWY_RESTRICT columns,
+                         VF variance, VF& energy, VF& projection) {
   const DF df;
-  const VF unit_variance = hn::Set(df, variance);
-  VF energy = hn::Zero(df), projection = hn::Zero(df);
-  const size_t half = book.codes.size() / 2;
-  for (int i = 0; i < kUnitDims * group.units; i += kN) {
-    const VF coordinate = hn::LoadU(df, y + i);
-    const VF x = hn::Abs(hn::Mul(coordinate, unit_variance));
+  energy = projection = hn::Zero(df);
+  const size_t half = book.codes.size() / 2, thresholds = book.thresholds.size();
+  for (int i = 0; i < group.dims; ++i) {
+    const VF coordinate = hn::LoadU(df, columns + i * kPageTokens);
+    const VF x = hn::Mul(coordinate, variance);
     VF decoded;
     if (book.codes.empty()) {
       decoded = hn::Min(hn::Floor(hn::MulAdd(x, hn::Set(df, CodebookScale(8)), hn::Set(df, 0.5f))),
                         hn::Set(df, 127.0f));
     } else {
       decoded = hn::Set(df, book.values[half]);
-      for (size_t k = half; k < book.thresholds.size(); ++k) {
-        const VF step = hn::Set(df, book.values[k + 1] - book.values[k]);
-        decoded = hn::Add(decoded, hn::IfThenElseZero(hn::Ge(x, hn::Set(df, book.thresholds[k])), step));
+      for (size_t k = half; k < thresholds; ++k) {
+        decoded = hn::IfThenElse(hn::Ge(x, hn::Set(df, book.thresholds[k])), hn::Set(df, book.values[k + 1]),
+                                 decoded);
       }
     }
-    if (i + kN > group.dims) {  // padding is no part of the vector
-      const DI di;
-      const auto real = hn::Lt(hn::Add(hn::Iota(di, 0), hn::Set(di, i)), hn::Set(di, group.dims));
-      decoded = hn::IfThenElseZero(hn::RebindMask(df, real), decoded);
-    }
     energy = hn::MulAdd(decoded, decoded, energy);
-    projection = hn::MulAdd(hn::Abs(coordinate), decoded, projection);
+    projection = hn::MulAdd(coordinate, decoded, projection);
   }
-  const float square = hn::GetLane(hn::SumOfLanes(df, energy));
-  return square > 0.0f ? hn::GetLane(hn::SumOfLanes(df, projection)) / std::sqrt(square) : 0.0f;
 }
 
-// The scale of kSearchScales whose codes lie closest to y in angle.
-HWY_INLINE float BestScale(const GroupPlan& group, const GroupCodes& book, const float* HWY_RESTRICT y,
-                           float variance) {
-  float best = kSearchScales[0], best_cosine = Cosine(group, book, y, variance * best);
-  for (size_t k = 1; k < kSearchScales.size(); ++k) {
-    const float cosine = Cosine(group, book, y, variance * kSearchScales[k]);
-    if (cosine > best_cosine) {
-      best_cosine = cosine;
-      best = kSearchScales[k];
-    }
+// The scale of kSearchScales whose codes lie closest in angle to each token's coordinates.
+//
+// y         [count] rows of the group's coordinates, stride y_stride
+// variance  [64] to unit variance; out: scales [64]
+void BestScales(const GroupPlan& group, const GroupCodes& book, const float* HWY_RESTRICT y, int64_t y_stride,
+                int count, const float* HWY_RESTRICT variance, float* HWY_RESTRICT scales) {
+  const DF df;
+  HWY_ALIGN float columns[kLargestGroup * kPageTokens];
+  for (int t = 0; t < kPageTokens; ++t) {
+    for (int i = 0; i < group.dims; ++i)
+      columns[i * kPageTokens + t] = t < count ? std::abs(y[t * y_stride + i]) : 0.0f;
   }
-  return best;
+  for (int t = 0; t < count; t += kN) {
+    const VF unit = hn::LoadU(df, variance + t);
+    VF best = hn::Zero(df), best_scale = hn::Set(df, kSearchScales[0]);
+    for (float scale : kSearchScales) {
+      VF energy, projection;
+      TryScale(group, book, columns + t, hn::Mul(unit, hn::Set(df, scale)), energy, projection);
+      // Squared cosines rank as cosines do, since projections of magnitudes are not negative. The least
+      // energy keeps a zero vector (whose 8-bit codes are zero) finite.
+      const VF square = hn::Div(hn::Mul(projection, projection), hn::Max(energy, hn::Set(df, 1e-20f)));
+      const auto better = hn::Gt(square, best);
+      best = hn::IfThenElse(better, square, best);
+      best_scale = hn::IfThenElse(better, hn::Set(df, scale), best_scale);
+    }
+    hn::StoreU(best_scale, df, scales + t);
+  }
 }
 
 HWY_INLINE float Energy(const float* HWY_RESTRICT y, int n) {
@@ -250,16 +261,20 @@ void EncodeGroup(const GroupPlan& group, const GroupCodes& book, NormType type, 
                  const float* y, int64_t y_stride, int slot, int count, const int* units, int norm_offset,
                  uint8_t* bytes, std::byte* record) {
   std::memset(bytes, 0, static_cast<size_t>(group.units) * kUnitCodes);
-  alignas(64) uint8_t codes[kUnitDims * 64];
+  alignas(64) uint8_t codes[kLargestGroup];
+  HWY_ALIGN float variances[kPageTokens] = {}, scales[kPageTokens];
+  float norms[kPageTokens];
+  const float root = std::sqrt(static_cast<float>(group.dims));
   for (int t = 0; t < count; ++t) {
-    const float* row = y + t * y_stride;
-    const float norm = std::sqrt(Energy(row, kUnitDims * group.units));
-    const float root = std::sqrt(static_cast<float>(group.dims));
-    const float variance = norm > 0.0f ? root / norm : 0.0f;
-    const float scale = rounding == Rounding::kSearched ? BestScale(group, book, row, variance) : 1.0f;
-    const float decoded = RoundGroup(group, book, row, variance * scale, codes);
+    norms[t] = std::sqrt(Energy(y + t * y_stride, kUnitDims * group.units));
+    variances[t] = norms[t] > 0.0f ? root / norms[t] : 0.0f;
+  }
+  std::fill_n(scales, kPageTokens, 1.0f);
+  if (rounding == Rounding::kSearched) BestScales(group, book, y, y_stride, count, variances, scales);
+  for (int t = 0; t < count; ++t) {
+    const float decoded = RoundGroup(group, book, y + t * y_stride, variances[t] * scales[t], codes);
     const float correction = decoded > 0.0f ? root * CodebookScale(group.width) / std::sqrt(decoded) : 1.0f;
-    StoreNorm(type, group.norm_reference, norm * correction, slot + t, record + norm_offset);
+    StoreNorm(type, group.norm_reference, norms[t] * correction, slot + t, record + norm_offset);
     for (int u = 0; u < group.units; ++u) {
       (kKeys ? PlaceKey : PlaceValue)(slot + t, codes + kUnitDims * u, bytes + u * kUnitCodes);
     }
@@ -270,12 +285,15 @@ void EncodeGroup(const GroupPlan& group, const GroupCodes& book, NormType type, 
 }
 
 bool AllFinite(const float* rows, int64_t stride, int count, int dim) {
-  // x - x is 0 for finite x and NaN otherwise.
-  float sum = 0.0f;
+  const DF df;
+  VF sum = hn::Zero(df);  // x - x is 0 for finite x and NaN otherwise; dim is a multiple of 16
   for (int t = 0; t < count; ++t) {
-    for (int d = 0; d < dim; ++d) sum += rows[t * stride + d] - rows[t * stride + d];
+    for (int d = 0; d < dim; d += kN) {
+      const VF x = hn::LoadU(df, rows + t * stride + d);
+      sum = hn::Add(sum, hn::Sub(x, x));
+    }
   }
-  return sum == 0.0f;
+  return hn::GetLane(hn::SumOfLanes(df, sum)) == 0.0f;
 }
 
 // row -= R_t mu in the blocks of the mean units.
