@@ -35,14 +35,11 @@ class BenchCommand : public Command {
   Status Run() override {
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
     std::sort(options_.depths.begin(), options_.depths.end());
+    options_.context = model->config().context_length;
     const int64_t deepest = options_.depths.empty() ? 0 : options_.depths.back();
     const int64_t tokens =
-        std::max(deepest, int64_t{64}) + std::max({options_.prompt, options_.generate, int64_t{1}});
-    if (tokens > model->config().context_length) {
-      return Status(ErrorCode::kInvalidArgument,
-                    fmt::format("depth {} and its tests need {} tokens of context, the model has {}", deepest,
-                                tokens, model->config().context_length));
-    }
+        std::min(options_.context,
+                 std::max(deepest, int64_t{64}) + std::max({options_.prompt, options_.generate, int64_t{1}}));
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
@@ -53,9 +50,7 @@ class BenchCommand : public Command {
     options_.progress = Log;
     BGTQ_ASSIGN_OR_RETURN(const std::vector<SpeedRow> rows, MeasureSpeed(*context, text, options_));
 
-    const std::string name = plan.has_value()
-                                 ? fmt::format("{} {}", plan->recipe, BitsName(plan->k_bits, plan->v_bits))
-                                 : cache_.choice.recipe;
+    const std::string name = cache_.Name();
     fmt::print("| cache | test | t/s | KV MiB |\n|---|---|---|---|\n");
     nlohmann::json json_rows = nlohmann::json::array();
     for (const SpeedRow& row : rows) {

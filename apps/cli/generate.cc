@@ -79,10 +79,8 @@ class GenerateCommand : public Command {
     if (result.reason == StopReason::kContextFull) Log("stopped: the context is full; pass a larger -c");
     if (result.reason == StopReason::kCancelled) Log("stopped");
     if (!session_.empty()) {
-      const int64_t stored = context->cache().state(sequence).length;
-      BGTQ_RETURN_IF_ERROR(SaveSession(context->cache(), sequence,
-                                       std::span<const Token>(history).first(static_cast<size_t>(stored)),
-                                       session_));
+      BGTQ_RETURN_IF_ERROR(StorePending(*context, sequence, history));
+      BGTQ_RETURN_IF_ERROR(SaveSession(context->cache(), sequence, history, session_));
     }
     return Report(*context, sequence, answer, result);
   }
@@ -94,22 +92,40 @@ class GenerateCommand : public Command {
     answer += text;
   }
 
+  bool Continues() const { return !session_.empty() && std::filesystem::exists(session_); }
+
   Result<std::vector<Token>> PromptTokens(const LoadedModel& model, const std::string& text) const {
     std::vector<Token> tokens;
-    if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0 && !std::filesystem::exists(session_)) {
+    if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0 && !Continues()) {
       tokens.push_back(model.tokenizer().bos());
     }
     std::string rendered = text;
     if (chat_) {
       BGTQ_ASSIGN_OR_RETURN(const RecognizedTemplate chat, model.chat_template());
-      std::vector<ChatMessage> messages;
-      if (!system_.empty()) messages.push_back({"system", system_});
-      messages.push_back({"user", text});
-      BGTQ_ASSIGN_OR_RETURN(rendered, RenderChat(chat, messages));
+      BGTQ_ASSIGN_OR_RETURN(rendered, Continues() ? RenderNextTurn(chat, text) : RenderFirstTurn(chat, text));
     }
     const std::vector<Token> ids = model.tokenizer().Encode(rendered, chat_);
     tokens.insert(tokens.end(), ids.begin(), ids.end());
     return tokens;
+  }
+
+  Result<std::string> RenderFirstTurn(const RecognizedTemplate& chat, const std::string& text) const {
+    std::vector<ChatMessage> messages;
+    if (!system_.empty()) messages.push_back({"system", system_});
+    messages.push_back({"user", text});
+    return RenderChat(chat, messages);
+  }
+
+  /// What follows an assistant's answer: the end of its turn, and the user's next.
+  Result<std::string> RenderNextTurn(const RecognizedTemplate& chat, const std::string& text) const {
+    if (!system_.empty()) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("--system: {} already holds the start of the chat", session_));
+    }
+    const std::string answer = "\x02\x03";  // stands for the answer, which the session holds
+    const std::vector<ChatMessage> messages = {{"user", ""}, {"assistant", answer}, {"user", text}};
+    BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(chat, messages));
+    return rendered.substr(rendered.find(answer) + answer.size());
   }
 
   Result<int64_t> ContextTokens(const LoadedModel& model, int64_t prompt) const {
@@ -131,7 +147,7 @@ class GenerateCommand : public Command {
   }
 
   Result<SequenceId> OpenSequence(Context& context, std::vector<Token>& history) const {
-    if (session_.empty() || !std::filesystem::exists(session_)) return context.cache().AddSequence();
+    if (!Continues()) return context.cache().AddSequence();
     BGTQ_ASSIGN_OR_RETURN(LoadedSession loaded, LoadSession(context.cache(), session_));
     Log(fmt::format("session: {} tokens from {}", loaded.tokens.size(), session_));
     history = std::move(loaded.tokens);
@@ -150,9 +166,9 @@ class GenerateCommand : public Command {
     };
     line("prompt eval time", r.prompt_ms, r.prompt_tokens, "tokens");
     line("eval time", r.decode_ms, r.decoded, "runs  ");
-    Log(fmt::format("{:>18} = {:10.2f} MiB for {} tokens ({} {}; fp16: {:.2f} MiB, {:.2f}x)", "kv cache",
-                    static_cast<double>(bytes) / 1048576, length, cache_.choice.recipe,
-                    BitsName(cache_.choice.k_bits, cache_.choice.v_bits), static_cast<double>(half) / 1048576,
+    Log(fmt::format("{:>18} = {:10.2f} MiB for {} tokens ({}; fp16: {:.2f} MiB, {:.2f}x)", "kv cache",
+                    static_cast<double>(bytes) / 1048576, length, cache_.Name(),
+                    static_cast<double>(half) / 1048576,
                     static_cast<double>(half) / static_cast<double>(std::max<int64_t>(bytes, 1))));
     static constexpr const char* kReasons[] = {"end", "limit", "context_full", "cancelled"};
     return json_.Write({{"text", answer},

@@ -65,6 +65,12 @@ Result<std::optional<Plan>> CacheFlags::ObtainPlan(LoadedModel& model) {
   return plan;
 }
 
+std::string CacheFlags::Name() const {
+  const Result<const Recipe*> recipe = FindRecipe(choice.recipe);
+  if (!recipe.ok() || (*recipe)->kind != CacheKind::kPacked) return choice.recipe;
+  return fmt::format("{} {}", choice.recipe, BitsName(choice.k_bits, choice.v_bits));
+}
+
 void TextOptions::Add(CLI::App& app, const char* what) {
   text_option = app.add_option("-p,--prompt", text, what)->type_name("TEXT");
   file_option = app.add_option("-f,--file", file, "the same, read from a file")->type_name("FILE");

@@ -31,6 +31,8 @@ struct CacheFlags {
   /// The plan (nullopt for uncompressed recipes), with what was found or made logged; then choice names what
   /// is used.
   Result<std::optional<Plan>> ObtainPlan(LoadedModel& model);
+  /// "aligned K3V3", "fp16": once the plan is known.
+  std::string Name() const;
 
  private:
   CLI::Option *k_ = nullptr, *v_ = nullptr, *recipe_ = nullptr;

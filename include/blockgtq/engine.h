@@ -83,7 +83,7 @@ class Engine {
 
   /// A conversation on disk: packed bytes, tokens, the plan's fingerprint, a checksum.
   /// Errors: kIo; loading: kNotFound, kCorruptFile, kMismatch, kOutOfMemory.
-  Status Save(ConversationId conversation, const std::string& path) const;
+  Status Save(ConversationId conversation, const std::string& path);
   Result<ConversationId> Load(const std::string& path);
 
  private:

@@ -121,7 +121,8 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
     impl.plan = plan;
     impl.sink_tile_tokens = (options.sinks + kSinkUnit - 1) / kSinkUnit * kSinkUnit;
     if (options.recent > 0) {
-      impl.window_tiles = (options.recent + kPageTokens + kPageTokens - 1) / kPageTokens + 1;
+      // At most recent + 64 tokens are exact, from the start of a page (or later in it) on.
+      impl.window_tiles = (options.recent + kPageTokens - 1) / kPageTokens + 1;
     }
     impl.window_tile_bytes = TileBytes(true, geometry.head_dim, kPageTokens);
     impl.sink_tile_bytes = TileBytes(true, geometry.head_dim, impl.sink_tile_tokens);

@@ -13,7 +13,9 @@ namespace {
 constexpr int kMaxHeadDim = 1024;
 constexpr int kMaxCount = 1 << 20;  // layers, heads: far above any model, far below overflow
 
-Status Bad(std::string what) { return Status(ErrorCode::kCorruptFile, what + "; calibrate the plan again"); }
+Status Bad(const std::string& what) {
+  return Status(ErrorCode::kCorruptFile, what + "; calibrate the plan again");
+}
 
 bool AllFinite(std::span<const float> values) {
   return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });

@@ -30,7 +30,7 @@ struct HeadCalibration {
 
 struct RecipeOptions {
   double k_bits = 3, v_bits = 3;  // average code bits a dim
-  uint64_t seed = 1;  // of the rotations; head_builder.h derives a stream from (seed, layer, head, group)
+  uint64_t seed = 2;  // of the rotations; head_builder.h derives a stream from (seed, layer, head, group)
 };
 
 struct Recipe {

@@ -9,4 +9,11 @@
 // uses it, and tests run EMU128 against the reference.
 #define HWY_BROKEN_EMU128 0
 // The kernels keep vectors in arrays, so lengths must be known at compile time.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define BGTQ_SCALABLE_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// Every target costs build time. x86 without AVX2 is older than 2013 and gets the portable code; instrumented
+// builds keep the newest, the commonest and the portable one.
+#ifdef BGTQ_SANITIZED
+#define HWY_DISABLED_TARGETS (BGTQ_SCALABLE_TARGETS | HWY_SSSE3 | HWY_SSE4 | HWY_AVX3)
+#else
+#define HWY_DISABLED_TARGETS (BGTQ_SCALABLE_TARGETS | HWY_SSSE3 | HWY_SSE4)
+#endif

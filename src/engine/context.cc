@@ -13,7 +13,9 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
     BGTQ_RETURN_IF_ERROR(plan->model.ExpectEqual(model.fingerprint()).WithContext("plan"));
   }
   auto context = std::unique_ptr<Context>(new Context(model));
-  BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), options, plan));
+  CacheOptions of_model = options;
+  of_model.model = model.fingerprint().key_weights_hash;
+  BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), of_model, plan));
   BGTQ_ASSIGN_OR_RETURN(context->binding_, model.backend().BindCache(*context->cache_, model.config().rope));
   return context;
 }

@@ -167,11 +167,10 @@ Result<CacheUse> Engine::Use(ConversationId conversation) const {
   return CacheUse{length, cache.SequenceBytes(c->sequence), cache.HalfBytes(length)};
 }
 
-Status Engine::Save(ConversationId conversation, const std::string& path) const {
+Status Engine::Save(ConversationId conversation, const std::string& path) {
   BGTQ_ASSIGN_OR_RETURN(const Conversation* c, impl_->Find(conversation));
-  const KvCache& cache = impl_->context->cache();
-  const size_t stored = static_cast<size_t>(cache.state(c->sequence).length);
-  return SaveSession(cache, c->sequence, std::span<const Token>(c->tokens).first(stored), path);
+  BGTQ_RETURN_IF_ERROR(StorePending(*impl_->context, c->sequence, c->tokens));
+  return SaveSession(impl_->context->cache(), c->sequence, c->tokens, path);
 }
 
 Result<ConversationId> Engine::Load(const std::string& path) {

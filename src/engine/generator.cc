@@ -73,4 +73,9 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
   return result;
 }
 
+Status StorePending(Context& context, SequenceId sequence, std::span<const Token> history) {
+  const int64_t stored = context.cache().state(sequence).length;
+  return context.Append(sequence, history.subspan(static_cast<size_t>(stored)), {}, {});
+}
+
 }  // namespace blockgtq

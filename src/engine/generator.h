@@ -39,4 +39,8 @@ struct GenerateResult {
 Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vector<Token>& history,
                                 std::span<const Token> prompt, const GenerateOptions& options);
 
+/// Runs the tokens of history that the cache does not hold yet (the last one that was drawn), so that a saved
+/// session is the whole text. Errors: those of Context::Run.
+Status StorePending(Context& context, SequenceId sequence, std::span<const Token> history);
+
 }  // namespace blockgtq

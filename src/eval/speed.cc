@@ -21,6 +21,11 @@ class Bench {
     for (size_t i = 0; i < options_.depths.size() && status.ok(); ++i) status = RunDepth(options_.depths[i]);
     context_.cache().RemoveSequence(sequence_);
     if (!status.ok()) return status;
+    if (rows_.empty()) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("no test fits the model's context of {} tokens: use a smaller -d, -p or -n",
+                                options_.context));
+    }
     return std::move(rows_);
   }
 
@@ -32,13 +37,24 @@ class Bench {
     return context_.cache().Truncate(sequence_, 0);
   }
 
+  bool Fits(const char* kind, int64_t tokens, int64_t depth) const {
+    if (tokens > 0 && depth + tokens <= options_.context) return true;
+    if (tokens > 0 && options_.progress) {
+      options_.progress(fmt::format("{}{} @ d{} is left out: it ends past the model's context of {}", kind,
+                                    tokens, depth, options_.context));
+    }
+    return false;
+  }
+
   Status RunDepth(int64_t depth) {
+    const bool prompt = Fits("pp", options_.prompt, depth), generate = Fits("tg", options_.generate, depth);
+    if (!prompt && !generate) return Status::Ok();
     if (options_.progress) options_.progress(fmt::format("filling {} tokens", depth));
     const int64_t have = context_.cache().state(sequence_).length;
     if (have > depth) BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence_, depth));
     if (have < depth) BGTQ_RETURN_IF_ERROR(Append(depth - have, false));
-    if (options_.prompt > 0) BGTQ_RETURN_IF_ERROR(Measure("pp", options_.prompt, depth, false));
-    if (options_.generate > 0) BGTQ_RETURN_IF_ERROR(Measure("tg", options_.generate, depth, true));
+    if (prompt) BGTQ_RETURN_IF_ERROR(Measure("pp", options_.prompt, depth, false));
+    if (generate) BGTQ_RETURN_IF_ERROR(Measure("tg", options_.generate, depth, true));
     return Status::Ok();
   }
 

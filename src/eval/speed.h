@@ -16,6 +16,7 @@ struct SpeedOptions {
   int64_t prompt = 512;               // tokens of the prompt test; 0: none
   int64_t generate = 128;             // tokens of the decode test; 0: none
   std::vector<int64_t> depths = {0};  // tokens already in the cache
+  int64_t context = 0;  // the model's: a test that ends past it is left out, and said so through progress
   int repetitions = 3;
   std::function<void(const std::string& what)> progress;
   const std::atomic<bool>* stop = nullptr;
@@ -30,7 +31,7 @@ struct SpeedRow {
 };
 
 /// text: tokens to run, repeated as needed. The context needs room for the deepest test. Errors: those of
-/// Context::Run; kCancelled when stopped.
+/// Context::Run; kInvalidArgument when no test fits; kCancelled when stopped.
 Result<std::vector<SpeedRow>> MeasureSpeed(Context& context, std::span<const Token> text,
                                            const SpeedOptions& options);
 

@@ -141,7 +141,7 @@ TEST_P(CacheBooks, SequenceBytesAreThoseOfItsPagesAndTiles) {
       expected += 2 * 64 * bits / 8;
     }
     const int sink_tile = (s.sinks + 15) / 16 * 16;
-    const int ring = s.recent == 0 ? 0 : ((s.recent + 127) / 64 + 1) * 64;
+    const int ring = s.recent == 0 ? 0 : ((s.recent + 63) / 64 + 1) * 64;
     expected += 4 * (ring + sink_tile) * 32 * 2 * 2;
   } else {
     expected = 4 * 128 * 32 * 2 * (s.kind == CacheKind::kHalf ? 2 : 4);
@@ -159,12 +159,12 @@ TEST(KvCache, CodesReachTheLastPageThatEndsBeforeTheWindow) {
     return KvCache::Create({1, 1, 32}, {kind, 0, recent, 64, ""}, &plan).value();
   };
   const auto window = make(CacheKind::kPacked, 64);
-  EXPECT_EQ(window->window_tiles(), 3);
+  EXPECT_EQ(window->window_tiles(), 2);
   const std::pair<int64_t, int64_t> cases[] = {{0, 0},    {127, 0},   {128, 64},
                                                {191, 64}, {192, 128}, {6400, 6336}};
   for (const auto& [position, coded] : cases) EXPECT_EQ(window->CodedEndBefore(position), coded) << position;
   const auto odd = make(CacheKind::kPacked, 100);
-  EXPECT_EQ(odd->window_tiles(), 4);
+  EXPECT_EQ(odd->window_tiles(), 3);
   EXPECT_EQ(odd->CodedEndBefore(163), 0);
   EXPECT_EQ(odd->CodedEndBefore(164), 64);
   const auto strict = make(CacheKind::kPacked, 0);
@@ -191,7 +191,7 @@ TEST(KvCache, ConsecutiveWindowTilesAreDistinctAndTheRingCloses) {
   std::sort(tiles.begin(), tiles.end());
   const int64_t sink_bytes = ExactTileBytes(true, 32, cache->sink_tile_tokens());
   for (size_t i = 1; i < tiles.size(); ++i) {
-    EXPECT_GE(tiles[i] - tiles[i - 1], i < 16u + 1 ? tile_bytes : sink_bytes);  // 16 tiles, then 4 sink tiles
+    EXPECT_GE(tiles[i] - tiles[i - 1], i < 12u + 1 ? tile_bytes : sink_bytes);  // 12 tiles, then 4 sink tiles
   }
 }
 
