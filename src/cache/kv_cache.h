@@ -75,16 +75,16 @@ class KvCache {
   /// Makes room to append `tokens` tokens: allocates (zeroed) pages, copies a shared page that would be
   /// written. Errors: kOutOfMemory, which states tokens wanted and free; kInvalidArgument when tokens is
   /// negative. Nothing changes then.
-  Status Reserve(SequenceId sequence, int64_t tokens);
+  Status Reserve(SequenceId id, int64_t tokens);
   /// Declares that every layer has stored `tokens` more tokens and that codes now reach coded_end.
   /// Precondition: room was reserved; coded_end does not shrink nor pass the new length (0 for uncompressed
   /// kinds).
-  void Commit(SequenceId sequence, int64_t tokens, int64_t coded_end);
+  void Commit(SequenceId id, int64_t tokens, int64_t coded_end);
   /// Rolls back to the first `length` tokens: frees pages past it, erases the codes of dropped tokens in the
   /// last page (in a copy, when the page is shared). The exact window may be shorter than `recent`
   /// afterwards, since tokens already coded stay coded. Errors: kInvalidArgument when length is negative or
   /// past the end; kOutOfMemory when a shared page must be copied and none is free. Nothing changes then.
-  Status Truncate(SequenceId sequence, int64_t length);
+  Status Truncate(SequenceId id, int64_t length);
 
   /// Where codes must reach before the token at `position` attends: every whole page that ends at or before
   /// position - recent (recent > 0), all earlier tokens (recent = 0); 0 for uncompressed kinds.

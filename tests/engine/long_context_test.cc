@@ -77,6 +77,7 @@ TEST(LongContext, ResidentMemoryStaysWithinThePackedSizeAndAConstant) {
                   half = context->cache().HalfBytes(kTokens);
     fmt::print("packed {:.1f} MiB, fp16 would be {:.1f}, resident growth {:.1f}\n", packed / 1048576.0,
                half / 1048576.0, (peak - before) / 1048576.0);
+    std::fflush(stdout);
     if (!status.ok() || before < 0) _exit(3);
     _exit(peak - before <= packed + kConstantBytes && packed + kConstantBytes < half ? 0 : 2);
   }

@@ -121,8 +121,8 @@ TEST_P(TinyModel, MoreBitsComeCloserToTheHalfCache) {
     EXPECT_LT(rms, previous) << bits << " bits";
     previous = rms;
   }
-  // At 8 bits what is left is the rounding of queries and probabilities to 8 bits, which these models magnify: fp16 keys
-  // and values alone move their logits by up to 1.5e-2.
+  // At 8 bits what is left is the rounding of queries and probabilities to 8 bits, which these models
+  // magnify: fp16 keys and values alone move their logits by up to 1.5e-2.
   EXPECT_LT(previous, 0.2);
 }
 
