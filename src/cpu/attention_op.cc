@@ -105,7 +105,10 @@ struct AttentionOp::Impl {
   void StoreSegment(const std::vector<Segment*>& wave);
   void MakeTasks(const std::vector<Segment*>& wave);
   void RunTask(const Task& task, Worker& w);
-  void EncodeOwn(const Segment& s, int kv_head, int64_t page, Worker& w);
+  void EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
+  void EncodeTile(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
+  void Encode(const Segment& s, int kv_head, int64_t begin, int64_t end, const float* keys,
+              const float* values, int64_t stride, Worker& w);
   void Flush(const std::vector<Segment*>& wave);
   std::byte* ExactTile(const Segment& s, int kv_head, int64_t tile);
   void NoteNonFinite(int64_t position) {
@@ -227,18 +230,32 @@ void AttentionOp::Impl::PlanSegments(std::span<const BatchSlice> slices) {
   chunk.resize(static_cast<size_t>(chunk_tiles * kv_heads * ExactTileBytes(true, dim, kPageTokens)));
 }
 
-/// Encodes the segment's own rows that fall into `page` (recent = 0).
-void AttentionOp::Impl::EncodeOwn(const Segment& s, int kv_head, int64_t page, Worker& w) {
-  const int64_t begin = std::max(s.position, page * kPageTokens),
-                end = std::min(s.end(), (page + 1) * kPageTokens);
-  const int64_t row = s.slice->first_row + s.first + (begin - s.position);
-  std::byte* record = cache.PageHead(s.slice->sequence, layer, kv_head, page);
+/// Encodes tokens [begin, end) of one page from the segment's own rows.
+void AttentionOp::Impl::EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w) {
+  const int64_t row = s.slice->first_row + s.first + (begin - s.position), stride = int64_t{kv_heads} * dim;
+  Encode(s, kv_head, begin, end, RotatedKey(row, kv_head), v_in->row(row) + kv_head * dim, stride, w);
+}
+
+/// Encodes tokens [begin, end) of one page from its exact tile.
+void AttentionOp::Impl::EncodeTile(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w) {
+  const std::byte* tile = ExactTile(s, kv_head, begin / kPageTokens);
+  w.key.resize(kPageTokens * dim);
+  w.value.resize(kPageTokens * dim);
+  for (int64_t t = begin; t < end; ++t) {
+    LoadExact(tile_layout, tile, static_cast<int>(t % kPageTokens), &w.key[(t - begin) * dim],
+              &w.value[(t - begin) * dim]);
+  }
+  Encode(s, kv_head, begin, end, w.key.data(), w.value.data(), dim, w);
+}
+
+void AttentionOp::Impl::Encode(const Segment& s, int kv_head, int64_t begin, int64_t end, const float* keys,
+                               const float* values, int64_t stride, Worker& w) {
+  std::byte* record = cache.PageHead(s.slice->sequence, layer, kv_head, begin / kPageTokens);
   const int count = static_cast<int>(end - begin);
-  const bool ok = EncodeKeys(head(kv_head), rope, RotatedKey(row, kv_head), int64_t{kv_heads} * dim, count,
-                             begin, w.codes, record) &&
-                  EncodeValues(head(kv_head), v_in->row(row) + kv_head * dim, int64_t{kv_heads} * dim, count,
-                               begin, w.codes, record);
-  if (!ok) NoteNonFinite(begin);
+  if (!EncodeKeys(head(kv_head), rope, keys, stride, count, begin, w.codes, record) ||
+      !EncodeValues(head(kv_head), values, stride, count, begin, w.codes, record)) {
+    NoteNonFinite(begin);
+  }
 }
 
 void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
@@ -269,7 +286,7 @@ void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
                    cache.SinkTile(s.slice->sequence, layer, kv_head));
       }
     }
-    if (s.sees_own_codes) EncodeOwn(s, kv_head, page, workers[worker]);
+    if (s.sees_own_codes) EncodeRows(s, kv_head, begin, end, workers[worker]);
     // Exact tokens of earlier calls join the chunk's scratch tiles.
     if (s.chunk_tiles && cache.options().recent > 0 && page == s.position / kPageTokens) {
       for (int64_t t = s.coded; t < s.position; ++t) {
@@ -428,25 +445,16 @@ void AttentionOp::Impl::Flush(const std::vector<Segment*>& wave) {
     const int64_t page = work[i / kv_heads].page;
     const int kv_head = static_cast<int>(i % kv_heads);
     Worker& w = workers[worker];
-    const std::byte* tile = ExactTile(s, kv_head, page);
     const int64_t begin = std::max(s.coded, page * kPageTokens);
     const int64_t end = std::min(s.coded_after, (page + 1) * kPageTokens);
-    w.key.resize(kPageTokens * dim);
-    w.value.resize(kPageTokens * dim);
-    for (int64_t t = begin; t < end; ++t) {
-      LoadExact(tile_layout, tile, static_cast<int>(t % kPageTokens), &w.key[(t - begin) * dim],
-                &w.value[(t - begin) * dim]);
-    }
-    if (end > begin) {
-      std::byte* record = cache.PageHead(s.slice->sequence, layer, kv_head, page);
-      const int count = static_cast<int>(end - begin);
-      if (!EncodeKeys(head(kv_head), rope, w.key.data(), dim, count, begin, w.codes, record) ||
-          !EncodeValues(head(kv_head), w.value.data(), dim, count, begin, w.codes, record)) {
-        NoteNonFinite(begin);
-      }
+    // A prompt chunk's own tokens are at hand in float; decoded tokens have been through the window.
+    if (end > begin && s.chunk_tiles && begin >= s.position) {
+      EncodeRows(s, kv_head, begin, end, w);
+    } else if (end > begin) {
+      EncodeTile(s, kv_head, begin, end, w);
     }
     if (s.chunk_tiles && cache.options().recent > 0 && (page + 1) * kPageTokens > s.coded_after) {
-      std::copy_n(tile, ExactTileBytes(true, dim, kPageTokens),
+      std::copy_n(ExactTile(s, kv_head, page), ExactTileBytes(true, dim, kPageTokens),
                   cache.WindowTile(s.slice->sequence, layer, kv_head, page));
     }
   });
