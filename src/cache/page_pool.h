@@ -1,5 +1,6 @@
-// The memory of a KV cache: one reservation of address space for every page of every layer, handed out as
-// refcounted blocks. A block is one page in every layer (one id serves them all).
+// The memory of a KV cache: one reservation of address space, handed out as refcounted blocks. A block is one
+// page of every layer (one id serves them all), the layers one after the other, so that memory grows from the
+// front.
 #pragma once
 
 #include <cstddef>
@@ -54,7 +55,7 @@ class PagePool {
 
   /// The page of `block` in `layer`; 16-byte aligned.
   std::byte* Page(int layer, int32_t block) const {
-    return region_.data() + layer_offset_[layer] + page_bytes_[layer] * block;
+    return region_.data() + block_bytes_ * block + layer_offset_[layer];
   }
 
   /// Takes the free block with the lowest id, all zero, with one reference. Precondition: free_blocks() > 0.
@@ -70,10 +71,10 @@ class PagePool {
  private:
   bool IsFree(int64_t block) const { return block >= next_unused_ || references_[block] == 0; }
   bool AreFree(int64_t first, int64_t end) const;
-  void Clear(int layer, int64_t first, int64_t end);
+  void Clear(int64_t first, int64_t end);
 
   std::vector<int64_t> page_bytes_;    // [layers]
-  std::vector<int64_t> layer_offset_;  // [layers], multiples of the operating system's page
+  std::vector<int64_t> layer_offset_;  // [layers], of a layer's page in a block
   int64_t blocks_ = 0, free_blocks_ = 0, block_bytes_ = 0, os_page_ = 0;
   int64_t next_unused_ = 0;          // blocks from here on were never handed out
   std::vector<int32_t> references_;  // [next_unused_]
