@@ -84,7 +84,7 @@ def main():
     parser.add_argument("--panels", default=",".join(PANELS))
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-s", "--seed", type=int, default=1, help="of the rotations")
+    parser.add_argument("-s", "--seed", type=int, default=2, help="of the rotations")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/quality.json")
     arguments = parser.parse_args()
