@@ -46,7 +46,8 @@ struct Task {
   int64_t code_begin = 0, code_end = 0;
   int64_t exact_begin = 0, exact_end = 0;
   bool sinks = false;
-  int64_t part = -1;  // slot of the partial result; -1: the task writes the output itself
+  int64_t part = -1;      // slot of the partial result; -1: the task writes the output itself
+  int64_t prepared = -1;  // in `split_queries`, shared by the parts; -1: the task prepares its own
 };
 
 /// Adds a part to a running softmax-weighted mean: out [rows, dim], lse [rows].
@@ -104,6 +105,8 @@ struct AttentionOp::Impl {
   void PlanSegments(std::span<const BatchSlice> slices);
   void StoreSegment(const std::vector<Segment*>& wave);
   void MakeTasks(const std::vector<Segment*>& wave);
+  void PointAtQueries(const Task& task, Worker& w);
+  void PrepareSplitQueries();
   void RunTask(const Task& task, Worker& w);
   void EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
   void EncodeTile(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
@@ -136,6 +139,7 @@ struct AttentionOp::Impl {
   std::vector<std::vector<Segment>> segments;  // [slices]
   std::vector<std::byte> chunk;                // scratch tiles [tile, kv_head]
   std::vector<Task> tasks;
+  std::vector<PreparedQueries> split_queries;
   std::vector<float> parts, parts_lse;  // partial results of split tasks
   int64_t part_stride = 0;
 };
@@ -310,7 +314,7 @@ void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
 
 void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
   tasks.clear();
-  int64_t part_rows = 0;
+  int64_t part_rows = 0, shared = 0;
   const int sinks = packed ? cache.options().sinks : 0;
   for (const Segment* s : wave) {
     const int64_t coded = s->sees_own_codes ? s->end() : s->coded;
@@ -344,6 +348,7 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
                       end = split_codes ? task.code_end : task.exact_end;
         const int64_t step =
             ((end - begin + splits - 1) / splits + kPageTokens - 1) / kPageTokens * kPageTokens;
+        if (split_codes) task.prepared = shared++;
         for (int64_t b = begin; b < end; b = (b / kPageTokens * kPageTokens) + step) {
           Task part = task;
           const int64_t e = std::min(end, b / kPageTokens * kPageTokens + step);
@@ -367,16 +372,37 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
   parts_lse.resize(static_cast<size_t>(part_rows));
 }
 
+/// The rotated queries of a task: its rows, and the query heads of its KV head within each.
+void AttentionOp::Impl::PointAtQueries(const Task& task, Worker& w) {
+  const int64_t first_row = task.segment->slice->first_row + task.segment->first + task.first;
+  w.queries.resize(task.count * group);
+  for (int64_t i = 0; i < task.count * group; ++i) {
+    w.queries[i] = RotatedQuery(first_row + i / group, task.kv_head * group + static_cast<int>(i % group));
+  }
+}
+
+/// Prepares the queries of split tasks, once for all their parts.
+void AttentionOp::Impl::PrepareSplitQueries() {
+  std::vector<const Task*> firsts;  // the first part of each
+  for (const Task& task : tasks) {
+    if (task.prepared == static_cast<int64_t>(firsts.size())) firsts.push_back(&task);
+  }
+  if (firsts.empty()) return;
+  if (split_queries.size() < firsts.size()) split_queries.resize(firsts.size());
+  pool.Run(static_cast<int64_t>(firsts.size()), [&](int64_t i, int worker) {
+    Worker& w = workers[worker];
+    PointAtQueries(*firsts[i], w);
+    PrepareQueries(head(firsts[i]->kv_head), w.queries, scale, split_queries[i]);
+  });
+}
+
 void AttentionOp::Impl::RunTask(const Task& task, Worker& w) {
   const Segment& s = *task.segment;
   const int64_t rows = task.count * group;
   const int64_t first_row = s.slice->first_row + s.first + task.first;
-  w.queries.resize(rows);
+  PointAtQueries(task, w);
   w.query_end.resize(rows);
-  for (int64_t i = 0; i < rows; ++i) {
-    w.queries[i] = RotatedQuery(first_row + i / group, task.kv_head * group + static_cast<int>(i % group));
-    w.query_end[i] = s.position + task.first + i / group + 1;
-  }
+  for (int64_t i = 0; i < rows; ++i) w.query_end[i] = s.position + task.first + i / group + 1;
   w.out.assign(static_cast<size_t>(rows) * dim, 0.0f);
   w.lse.assign(static_cast<size_t>(rows), kNoTokens);
   w.part.resize(static_cast<size_t>(rows) * dim);
@@ -391,8 +417,9 @@ void AttentionOp::Impl::RunTask(const Task& task, Worker& w) {
       w.tiles[t] = cache.PageHead(sequence, layer, task.kv_head, t);
     }
     w.rotated.resize(static_cast<size_t>(rows) * packed_head.value_dims);
-    PrepareQueries(packed_head, w.queries, scale, w.prepared);
-    AttendCodes(packed_head, w.prepared, 0, static_cast<int>(rows), w.tiles, task.code_begin, task.code_end,
+    if (task.prepared < 0) PrepareQueries(packed_head, w.queries, scale, w.prepared);
+    AttendCodes(packed_head, task.prepared < 0 ? w.prepared : split_queries[task.prepared], 0,
+                static_cast<int>(rows), w.tiles, task.code_begin, task.code_end,
                 s.sees_own_codes ? w.query_end.data() : nullptr, rope, w.codes, w.rotated.data(),
                 w.lse.data());
     for (int64_t r = 0; r < rows; ++r) {
@@ -499,6 +526,7 @@ Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries
     m.StoreSegment(wave);
     BGTQ_RETURN_IF_ERROR(check());
     m.MakeTasks(wave);
+    m.PrepareSplitQueries();
     m.pool.Run(static_cast<int64_t>(m.tasks.size()),
                [&](int64_t i, int worker) { m.RunTask(m.tasks[i], m.workers[worker]); });
     // Split tasks: parts of the same queries are adjacent.
