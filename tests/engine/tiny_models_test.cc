@@ -93,6 +93,33 @@ TEST_P(TinyModel, StrictScoringEqualsDecodingOneTokenAtATime) {
   }
 }
 
+TEST_P(TinyModel, DecodingInSplitsOfALongContextEqualsScoringItWhole) {
+  const Plan plan = MakeTestPlan("aligned", 3, 3);
+  const std::vector<Token> ids = RandomIds(1603, 17);
+  for (const auto& [kind, recent] : std::vector<std::pair<CacheKind, int>>{
+           {CacheKind::kPacked, 64}, {CacheKind::kPacked, 0}, {CacheKind::kHalf, 0}}) {
+    CacheOptions options;
+    options.kind = kind;
+    options.recent = recent;
+    options.max_tokens = 1664;
+    const auto context = MakeContext(*model_, options, &plan);
+    const std::vector<float> whole = RunAll(*context, ids, {.strict = true}, 1603);
+    const SequenceId sequence = *context->cache().AddSequence();
+    const std::span<const Token> head = std::span<const Token>(ids).first(1600);
+    ASSERT_TRUE(context->Append(sequence, head, {.strict = true}, {}, 1600).ok());
+    for (size_t i = 1600; i < ids.size(); ++i) {  // one token: its heads' tokens are split over tasks
+      const SequenceTokens item{sequence, {&ids[i], 1}};
+      ASSERT_TRUE(context->Run({&item, 1}).ok());
+      const int64_t row = 0;
+      const size_t vocabulary = static_cast<size_t>(model_->config().vocabulary);
+      EXPECT_LT(MaxDifference(context->Logits({&row, 1}),
+                              std::span<const float>(whole).subspan(i * vocabulary, vocabulary)),
+                5e-3f)
+          << "token " << i << " recent " << recent;
+    }
+  }
+}
+
 TEST_P(TinyModel, AWideWindowMakesThePackedCacheExact) {
   const Plan plan = MakeTestPlan("aligned", 2, 2);
   const std::vector<Token> ids = RandomIds(150, 3);
