@@ -14,7 +14,6 @@
 namespace blockgtq {
 namespace {
 
-
 int64_t RoundDown(int64_t value, int64_t unit) { return value / unit * unit; }
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
