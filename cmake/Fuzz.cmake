@@ -8,3 +8,6 @@ foreach(source ${fuzz_sources})
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE bgtq_cache bgtq_text -fsanitize=fuzzer)
 endforeach()
+# Writes the seeds of session_fuzzer (fuzz/corpus/session), by hand when their format changes.
+add_executable(make_session_seeds EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/fuzz/make_session_seeds.cc)
+target_link_libraries(make_session_seeds PRIVATE bgtq_cache)

@@ -1,41 +1,27 @@
 // Loads arbitrary bytes as a session into caches of each kind. A refused session must leave the cache as it
 // was; an accepted one must be removable without a trace. Wrong checksums are repaired from the error's text,
-// so that the code behind the check is reached.
-#include <algorithm>
+// so that the code behind the check is reached. Input: session_caches.h.
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "fuzz/session_caches.h"
 #include "src/cache/session.h"
 
 namespace blockgtq {
 namespace {
 
-Plan SmallPlan() {
-  Plan plan;
-  plan.recipe = "uniform";
-  plan.model.layers = plan.model.heads = plan.model.kv_heads = 1;
-  plan.model.head_dim = 16;
-  HeadPlan head;
-  head.head_dim = 16;
-  head.groups = {{2, 2, 0, 1, 16, 1.0f}};
-  head.value = {2, 2, 0, 1, 16, 1.0f};
-  head.key_transform = head.query_transform = head.value_transform = std::vector<float>(256, 0.5f);
-  plan.heads = {head};
-  return plan;
-}
-
 KvCache& Cache(int index) {
-  static const Plan plan = SmallPlan();
-  static const auto make = [](CacheKind kind, int sinks, int recent) {
-    return KvCache::Create({1, 1, 16}, {kind, sinks, recent, 512, ""}, &plan).value();
-  };
-  static const std::unique_ptr<KvCache> caches[] = {
-      make(CacheKind::kPacked, 4, 64), make(CacheKind::kPacked, 0, 0), make(CacheKind::kHalf, 0, 0),
-      make(CacheKind::kFloat, 0, 0)};
-  return *caches[index % std::size(caches)];
+  static const Plan plan = SmallSessionPlan();
+  static const std::vector<std::unique_ptr<KvCache>> caches = [] {
+    std::vector<std::unique_ptr<KvCache>> made;
+    for (int i = 0; i < kSessionCaches; ++i) made.push_back(MakeSessionCache(i, plan));
+    return made;
+  }();
+  return *caches[index % kSessionCaches];
 }
 
 void Require(bool condition) {
