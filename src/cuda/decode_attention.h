@@ -1,0 +1,69 @@
+// Decode attention on the GPU: one new token of every sequence of a batch attends to its packed cache,
+// straight from the codes, and to its exact tokens. What a backend calls:
+//
+//   once a model   TraitsOf / BuildHeadTable (head_table.h), ConfigureDecode, scratch of config.scratch_bytes
+//   once a step    LaunchDecodeSchedule
+//   once a layer   LaunchDecodeAttention
+//
+// Everything that depends on lengths happens on the device: a step captured in a CUDA graph stays right as
+// sequences grow (within the block table).
+#pragma once
+
+#include <cstdint>
+
+#include "blockgtq/status.h"
+#include "src/cuda/decode_kernels.h"
+#include "src/cuda/decode_params.h"
+#include "src/cuda/head_table.h"
+
+struct CUstream_st;
+
+namespace blockgtq::cuda {
+
+struct DecodeShape {
+  int batch = 0, kv_heads = 0, head_dim = 0;
+  int query_heads = 0;          // a KV head
+  int64_t expected_tokens = 0;  // coded tokens a sequence, about: chooses the configuration, any length runs
+  bool has_exact = false;       // sinks or a window in fp16
+  int window_tiles = 0;         // of the ring; with has_exact
+};
+
+struct DeviceLimits {
+  int processors = 0;    // SMs
+  int shared_bytes = 0;  // a block may have
+};
+/// Errors: kUnsupported when there is no CUDA device, or none with the instructions of the kernels (sm_90).
+Result<DeviceLimits> ReadDeviceLimits(int device);
+
+struct DecodeConfig {
+  DecodeShape shape;
+  HeadTraits traits;
+  DecodeVariant variant;
+  DecodeKernelPointer kernel = nullptr;
+  int blocks = 0, workers = 0, stages = 0, stage_bytes = 0, shared_bytes = 0;
+  bool combine_by_kv_head = false;
+  QueryBlockLayout query_layout{};
+  int64_t scratch_bytes = 0;
+};
+
+/// Errors: kUnsupported naming what there is no kernel for (head dim, query heads a KV head, shared memory);
+/// kInvalidArgument for an empty batch.
+Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
+                                     const DeviceLimits& limits);
+
+/// Fills the fields of `params` that follow from the configuration: shapes, scratch pointers, kernel set-up.
+/// scratch: config.scratch_bytes of device memory, 256-byte aligned; need not be cleared.
+void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& params);
+
+/// params: bound; coded_end, sinks set.
+Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream);
+
+/// Query preparation to final output. params: bound, every field set.
+/// overlap: this layer's kernels may start while the kernel ahead of them in the stream still runs. They wait
+/// for it before they read queries or lengths of exact tokens, or write anything; it must not be the one that
+/// writes codes, block table, coded_end or the schedule. Preconditions on device data (not checked):
+/// coded_end <= 64 * max_pages; exact tokens fit the window ring. Accuracy: docs/kernels.md.
+Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
+                             CUstream_st* stream);
+
+}  // namespace blockgtq::cuda

@@ -1,0 +1,143 @@
+// What the decode kernels read: plain data, no CUDA headers. Built by head_table.h (constants of a layer) and
+// decode_attention.h (a step's configuration, scratch).
+#pragma once
+
+#include <cstdint>
+
+namespace blockgtq::cuda {
+
+inline constexpr int kTileTokens = 64;    // tokens a record
+inline constexpr int kUnitWidth = 16;     // dims a unit
+inline constexpr int kMaxGroups = 8;      // key groups of a head
+inline constexpr int kMaxKeyUnits = 16;   // of a head, padding included
+inline constexpr int kMaxQueryHeads = 8;  // query heads a KV head: the columns of one tensor product
+inline constexpr int kFewQueryHeads = 4;  // up to so many, the low halves of queries ride in spare columns
+inline constexpr int kMaxMeanUnits = 8;
+inline constexpr int kMaxPasses = 2 * kMaxGroups;
+
+/// Groups at least so wide take queries of 16 bits (hi + lo). With few heads the lo part costs half a percent
+/// of the time, so every group takes it; otherwise it is a second pass over the codes.
+constexpr int LowQueryWidth(bool few_heads) { return few_heads ? 1 : 5; }
+
+/// One walk over a group's units. width 0 ends a list.
+struct alignas(16) Pass {
+  int32_t codes;  // byte offset of the group's first unit in the record
+  int32_t norms;  // byte offset of the group's norms
+  int32_t query;  // word offset of the pass's query fragments in the query block
+  uint8_t width, units, spare[2];
+};
+
+struct alignas(16) KeyGroup {
+  int32_t width, first_unit, units;
+  float scale;  // norm_reference / sqrt(dims) / codebook scale: of integer dot products, before the norm
+};
+
+/// The part of a head's constants that every warp of the attention kernel reads.
+struct alignas(16) HeadHeader {
+  int32_t record_bytes;
+  int32_t record_offset;  // of the head's record in the layer's part of a page
+  int32_t value_codes, value_norms;
+  int32_t value_width, groups, key_units, mean_units;
+  float value_scale;  // norm_reference / sqrt(head_dim) / codebook scale
+  float spare[3];
+  uint8_t mean_unit[kMaxMeanUnits];  // frequency blocks [8 u, 8 u + 8)
+  uint8_t spare_bytes[8];
+};
+
+struct alignas(16) DeviceHead {
+  HeadHeader header;
+  KeyGroup group[kMaxGroups];
+  Pass many[kMaxPasses + 1];  // hi and lo queries as two passes
+  Pass few[kMaxGroups + 1];   // lo queries in the odd columns of the same pass
+};
+
+/// The prepared queries of one (sequence, KV head), as the attention kernel copies them to shared memory:
+///   hi   u32 [units][32]   m16n8k16 B fragments: byte j of lane 4 c + t is dim 4 t + j of column c
+///   lo   u32 [units][32]   absent with few heads
+///   scale f32 [passes][8], start i32 [passes][8], mean f32 [mean_units][32][4]
+struct QueryBlockLayout {
+  int32_t units, passes, mean_units;
+  int32_t lo, scale, start, mean, bytes;  // byte offsets; bytes is a multiple of 128
+  static constexpr QueryBlockLayout For(int units, int mean_units, bool few_heads) {
+    QueryBlockLayout l{};
+    l.units = units;
+    l.mean_units = mean_units;
+    l.passes = few_heads ? kMaxGroups : kMaxPasses;
+    l.lo = 128 * units;
+    l.scale = (few_heads ? 1 : 2) * 128 * units;
+    l.start = l.scale + 32 * l.passes;
+    l.mean = l.start + 32 * l.passes;
+    l.bytes = (l.mean + 512 * mean_units + 127) / 128 * 128;
+    return l;
+  }
+};
+
+/// Tiles [begin, end) of one worker, counted over all (sequence, KV head, tile); its first is tile `tile` of
+/// the `tiles` of (sequence, head).
+struct alignas(16) WorkRange {
+  int32_t begin, end, sequence, head, tile, tiles, spare[2];
+};
+/// Workers whose ranges touch a (sequence, KV head): [first, first + count).
+struct alignas(8) WorkerSpan {
+  int32_t first, count;
+};
+/// Largest logit and sum of exp2(logit - largest), in units of log2.
+struct alignas(8) SoftmaxState {
+  float largest, sum;
+};
+
+/// One attention call: one layer, one new token of every sequence. Pointers are device memory.
+struct DecodeParams {
+  int32_t batch, kv_heads, query_heads;  // query heads a KV head
+  int32_t head_dim;
+  float logit_scale;  // 1 / sqrt(head_dim) (times any model factor) * log2(e)
+
+  // The batch. Codes are attended for tokens [sinks, coded_end), fp16 tiles for [0, min(sinks, length)) and
+  // [max(coded_end, sinks), length).
+  const int32_t* coded_end;  // [batch]
+  const int32_t* length;     // [batch]; only read when exact_tiles > 0
+  int32_t sinks;
+  const int32_t* block_table;  // [batch][max_pages]
+  int64_t max_pages;
+  const uint8_t* pool;  // the layer's part of page p starts at pool + p * page_bytes
+  int64_t page_bytes;
+
+  // Exact tiles: K^T [head_dim, tile_tokens], V [tile_tokens, head_dim] in fp16. Row b of the batch has its
+  // tiles at slot[b]; token t of the window is in ring tile (t / 64) % window_tiles.
+  int32_t exact_tiles;  // tiles that a sequence may have: one for the sinks + window_tiles; 0: none at all
+  int32_t window_tiles, sink_tile_tokens;
+  const int32_t* slot;       // [batch]
+  const uint8_t* sink_base;  // + slot * sink_slot_bytes + head * tile bytes
+  int64_t sink_slot_bytes;
+  const uint8_t* window_base;  // + slot * window_slot_bytes + (ring tile * kv_heads + head) * tile bytes
+  int64_t window_slot_bytes;
+
+  // Constants of the layer (head_table.h).
+  const DeviceHead* heads;          // [kv_heads]
+  const uint16_t* query_transform;  // fp16 A fragments [kv_heads][max_key_units][head_dim / 16][32][8]
+  const uint16_t* value_rows;       // fp16 [kv_heads][head_dim (rotated)][head_dim]
+  const uint16_t* value_fragments;  // fp16 A fragments [kv_heads][head_dim / 16][head_dim / 16][32][8]
+  const uint16_t* mean_fragments;   // fp16 A fragments [kv_heads][max_mean_units][4][32][8]
+  const uint32_t* tile_phase;       // [head_dim / 2] turns a tile, in 2^-32 turns
+  int32_t max_key_units, max_mean_units;
+
+  const uint16_t* queries;  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order
+  uint16_t* out;            // fp16, the same shape
+
+  // Scratch of the step, shared by its layers.
+  QueryBlockLayout query_layout;
+  uint8_t* query_blocks;        // [batch * kv_heads][query_layout.bytes]
+  const WorkRange* ranges;      // [workers]
+  const int32_t* tile_prefix;   // [batch + 1] tiles of earlier sequences, of one head
+  const WorkerSpan* spans;      // [batch * kv_heads]
+  float* partial;               // [batch * kv_heads + workers][8][head_dim], rotated value space
+  SoftmaxState* partial_state;  // [batch * kv_heads + workers][8]
+  float* exact_partial;         // [batch * kv_heads][exact_tiles][8][head_dim]
+  SoftmaxState* exact_state;    // [batch * kv_heads][exact_tiles][8]
+
+  // Configuration of the attention kernel. combine_matrix: the transform that the combine kernel will read.
+  const uint16_t* combine_matrix;
+  int32_t workers, stages, stage_bytes;
+};
+
+}  // namespace blockgtq::cuda

@@ -1,0 +1,37 @@
+// Launching kernels with errors as Status.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "blockgtq/status.h"
+
+namespace blockgtq::cuda {
+
+inline Status CudaStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return Status::Ok();
+  const ErrorCode code =
+      error == cudaErrorMemoryAllocation ? ErrorCode::kOutOfMemory : ErrorCode::kUnsupported;
+  return Status(code, std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
+}
+
+/// Launches `kernel`. early: it may start before the kernel ahead of it in the stream has finished (it then
+/// waits itself, with WaitForPreviousKernel, before it reads what that one wrote).
+template <typename... Parameters, typename... Arguments>
+Status Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
+              size_t shared_bytes, bool early, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return CudaStatus(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+}
+
+}  // namespace blockgtq::cuda

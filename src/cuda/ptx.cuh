@@ -1,0 +1,134 @@
+// Thin names for the PTX instructions that the decode kernels use (sm_90): int8 and fp16 tensor products,
+// byte selection, asynchronous bulk copies with their barriers, and programmatic dependent launch.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace blockgtq::cuda {
+
+/// Four bytes selected from the eight bytes of (a, b) by the nibbles of `selectors`.
+__device__ __forceinline__ uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors) {
+  uint32_t r;
+  asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(selectors));
+  return r;
+}
+
+/// mask ? a : b, bit by bit.
+__device__ __forceinline__ uint32_t SelectBits(uint32_t mask, uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("lop3.b32 %0,%1,%2,%3,0xca;" : "=r"(r) : "r"(mask), "r"(a), "r"(b));
+  return r;
+}
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Transposes an 8 x 8 matrix of 16-bit elements that the warp holds two a lane.
+__device__ __forceinline__ uint32_t TransposeB16(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// ---- tensor products. d [16, 8] += a [16, k] b [k, 8]; fragments as the PTX manual lays them out.
+
+struct Int4 {
+  int x, y, z, w;
+};
+
+__device__ __forceinline__ void MmaS8K32(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                         uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+/// The same with the accumulator's start in another register quad: spares the moves.
+__device__ __forceinline__ void MmaS8K32From(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                             uint32_t b0, uint32_t b1, const Int4& c) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w));
+}
+__device__ __forceinline__ void MmaS8K16(int* d, uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+/// Signed a, unsigned b.
+__device__ __forceinline__ void MmaS8U8K32(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                           uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void MmaS8U8K32From(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1, const Int4& c) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w));
+}
+__device__ __forceinline__ void MmaF16(float* d, uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// ---- int32 accumulators that start at kAccumulatorStart read as floats: one FADD converts them, exact while
+// the sum stays below 2^22 in magnitude.
+constexpr int kAccumulatorStart = 0x4B400000;
+constexpr float kAccumulatorStartFloat = 12582912.0f;
+__device__ __forceinline__ float AccumulatorToFloat(int a) {
+  return __int_as_float(a) - kAccumulatorStartFloat;
+}
+
+// ---- bulk copies
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void BarrierInitFence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void BarrierExpect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
+  asm volatile(
+      "{\n.reg .pred P1;\nLAB_WAIT:\nmbarrier.try_wait.parity.shared.b64 P1,[%0],%1;\n@P1 bra DONE;\n"
+      "bra LAB_WAIT;\nDONE:\n}" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
+}
+/// Copies `bytes` (a multiple of 16) of global memory to shared memory; completes on `barrier`.
+__device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void PrefetchToL2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+// ---- programmatic dependent launch
+/// Waits until the kernel before this one in the stream has finished and its writes are visible.
+__device__ __forceinline__ void WaitForPreviousKernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// Lets the next kernel's blocks start as soon as resources allow.
+__device__ __forceinline__ void LetNextKernelStart() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace blockgtq::cuda

@@ -1,0 +1,523 @@
+// Packed decode attention on the GPU against double precision, over records made by the reference encoder.
+//
+//   decode_attention_test [quick]    quick: a few small cases, for compute-sanitizer
+//
+// A plain program: the machines with GPUs need not have GoogleTest. Exit status 77: there is no device.
+#include "src/cuda/decode_attention.h"
+
+#include <cstdio>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "src/cache/kv_cache.h"
+#include "tests/cpu/packed_head_model.h"
+#include "tests/cuda/decode_reference.h"
+#include "tests/cuda/device_array.h"
+
+namespace blockgtq::cuda {
+namespace {
+
+constexpr double kRoundedTolerance = 1e-3;  // against the reference that rounds as the kernel does
+// Against exact attention: u8 probabilities alone, or int8 queries too (more than 4 query heads a KV head).
+constexpr double kExactTolerance16BitQueries = 8e-3, kExactTolerance8BitQueries = 2.5e-2;
+
+int g_checks = 0, g_failures = 0;
+void Check(bool ok, const std::string& what) {
+  ++g_checks;
+  if (ok) return;
+  ++g_failures;
+  std::printf("FAILED: %s\n", what.c_str());
+}
+
+using cpu::HeadSpec;
+using Groups = std::vector<std::pair<int, int>>;  // (code width, dims)
+
+struct Case {
+  std::string name;
+  int head_dim = 128, query_heads = 4;
+  std::vector<HeadSpec> heads = {};
+  std::vector<int64_t> coded = {};  // a sequence
+  int sinks = 0;
+  std::vector<int64_t> recent = {};  // fp16 tokens after the coded ones; empty: no exact part
+  float query_size = 2.0f;
+  int processors = 0;            // 0: the device's
+  int64_t expected_tokens = -1;  // -1: the longest
+};
+
+struct Error {
+  double square = 0, size = 0;
+  void Add(const std::vector<double>& reference, const uint16_t* out) {
+    for (size_t i = 0; i < reference.size(); ++i) {
+      const double difference = HalfToFloat(out[i]) - reference[i];
+      square += std::isfinite(difference) ? difference * difference : 1e30;
+      size += reference[i] * reference[i];
+    }
+  }
+  double relative() const { return std::sqrt(square / std::max(size, 1e-30)); }
+};
+
+// A batch on host and device, ready to launch.
+class Fixture {
+ public:
+  explicit Fixture(const Case& c, const DeviceLimits& device) : c_(c), rope_(cpu::MakeRope(c.head_dim)) {
+    const int64_t batch = c.coded.size();
+    std::mt19937 random(7);
+    for (size_t h = 0; h < c.heads.size(); ++h) plans_.push_back(cpu::MakeHeadPlan(c.heads[h], 100 + 10 * h));
+    int64_t longest = 1;
+    for (int64_t b = 0; b < batch; ++b) {
+      lengths_.push_back(static_cast<int32_t>(c.coded[b] + (c.recent.empty() ? 0 : c.recent[b])));
+      coded_.push_back(static_cast<int32_t>(c.coded[b]));
+      longest = std::max<int64_t>(longest, lengths_.back());
+    }
+    rope_.Reserve(longest);
+    std::vector<std::future<cpu::Sequence>> made;
+    for (int64_t b = 0; b < batch; ++b) {
+      for (size_t h = 0; h < plans_.size(); ++h) {
+        made.push_back(std::async(std::launch::async, [this, b, h] {
+          return cpu::MakeSequence(plans_[h], rope_, lengths_[b], 1000 + 97 * b + h);
+        }));
+      }
+    }
+    for (auto& m : made) sequences_.push_back(m.get());
+
+    DecodeShape shape;
+    shape.batch = static_cast<int>(batch);
+    shape.kv_heads = static_cast<int>(plans_.size());
+    shape.head_dim = c.head_dim;
+    shape.query_heads = c.query_heads;
+    shape.expected_tokens = c.expected_tokens >= 0 ? c.expected_tokens : longest;
+    shape.has_exact = !c.recent.empty();
+    for (int64_t b = 0; b < batch && shape.has_exact; ++b) {
+      shape.window_tiles = std::max<int>(shape.window_tiles, (lengths_[b] + 63) / 64 - coded_[b] / 64 + 1);
+    }
+    const HeadTraits traits = Require(TraitsOf(plans_), "traits");
+    const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
+    DeviceLimits limits = device;
+    if (c.processors > 0) limits.processors = c.processors;
+    config_ = Require(ConfigureDecode(shape, traits, limits), "configuration");
+    table_ = std::make_unique<DeviceTable>(table);
+    MakePool(table, random);
+    if (shape.has_exact) MakeExact(shape);
+
+    queries_ = cpu::Normals(batch * plans_.size() * c.query_heads * c.head_dim, c.query_size, 5);
+    std::vector<uint16_t> halves;
+    for (float& q : queries_) {
+      halves.push_back(FloatToHalf(q));
+      q = HalfToFloat(halves.back());
+    }
+    device_queries_ = DeviceArray<uint16_t>(halves);
+    out_ = DeviceArray<uint16_t>(halves.size());
+    coded_end_ = DeviceArray<int32_t>(coded_);
+    device_lengths_ = DeviceArray<int32_t>(lengths_);
+    scratch_ = DeviceArray<uint8_t>(config_.scratch_bytes);
+    scratch_.Fill(0xff);
+    BindDecode(config_, scratch_.data(), params_);
+    table_->Bind(params_);
+    params_.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(c.head_dim)));
+    params_.coded_end = coded_end_.data();
+    params_.length = device_lengths_.data();
+    params_.sinks = c.sinks;
+    params_.queries = device_queries_.data();
+    params_.out = out_.data();
+  }
+
+  const DecodeConfig& config() const { return config_; }
+  void Launch(cudaStream_t stream) {
+    Require(LaunchDecodeSchedule(config_, params_, stream), "schedule");
+    Require(LaunchDecodeAttention(config_, params_, false, stream), "attention");
+  }
+  std::vector<uint16_t> Run() {
+    out_.Fill(0xff);
+    Launch(nullptr);
+    Require(cudaDeviceSynchronize(), "run");
+    return out_.Download();
+  }
+  void SetCoded(const std::vector<int32_t>& coded) { coded_end_.Upload(coded); }
+  void PoisonOutput() { out_.Fill(0xff); }
+  std::vector<uint16_t> Output() const { return out_.Download(); }
+
+  // Compares `out` with both references and with reference::Attention.
+  void Compare(const std::vector<uint16_t>& out) {
+    const std::vector<uint8_t> blocks = scratch_.Download();  // query blocks come first
+    struct Outcome {
+      Error rounded, exact;
+      double query_distance = 0, reference_gap = 0;
+    };
+    std::vector<std::future<Outcome>> work;
+    for (size_t pair = 0; pair < sequences_.size(); ++pair) {
+      work.push_back(std::async(std::launch::async, [&, pair] {
+        Outcome o;
+        const size_t h = pair % plans_.size(), b = pair / plans_.size();
+        const HeadReference reference(plans_[h], rope_);
+        for (int column = 0; column < c_.query_heads; ++column) {
+          const size_t at = (pair * c_.query_heads + column) * c_.head_dim;
+          const std::vector<double> q(&queries_[at], &queries_[at] + c_.head_dim);
+          const PreparedQuery prepared =
+              ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads, column,
+                             blocks.data() + pair * config_.query_layout.bytes);
+          o.query_distance =
+              std::max(o.query_distance,
+                       reference.QueryDistance(q, params_.logit_scale, config_.variant.few_heads, prepared));
+          std::vector<double> rounded, exact;
+          double log_rounded = reference.Attend(q, params_.logit_scale, &prepared, sequences_[pair].records,
+                                                c_.sinks, coded_[b], rounded);
+          // The definition: the codec's own reference.
+          std::vector<float> defined(c_.head_dim);
+          float lse;
+          reference::Attention(plans_[h], RecordLayout::For(plans_[h]), rope_, &queries_[at],
+                               sequences_[pair].records, c_.sinks, coded_[b],
+                               static_cast<float>(1 / std::sqrt(double(c_.head_dim))), defined.data(), &lse);
+          exact.assign(defined.begin(), defined.end());
+          double log_exact = double{lse} * 1.4426950408889634;
+          std::vector<double> tokens;
+          const double log_tokens = ExactTokens(q, pair, b, tokens);
+          MergeAttention(rounded, log_rounded, tokens, log_tokens);
+          MergeAttention(exact, log_exact, tokens, log_tokens);
+          o.rounded.Add(rounded, &out[at]);
+          o.exact.Add(exact, &out[at]);
+        }
+        return o;
+      }));
+    }
+    Error rounded, exact;
+    double distance = 0;
+    for (auto& w : work) {
+      const Outcome o = w.get();
+      rounded.square += o.rounded.square, rounded.size += o.rounded.size;
+      exact.square += o.exact.square, exact.size += o.exact.size;
+      distance = std::max(distance, o.query_distance);
+    }
+    const DecodeVariant& v = config_.variant;
+    std::printf("%-46s %2d warps x%d%s%s%s  rounded %.1e  exact %.1e  query %.2f\n", c_.name.c_str(), v.warps,
+                config_.stages, v.few_heads ? " few" : "", v.mean ? " mean" : "",
+                v.warp_workers ? " own" : "", rounded.relative(), exact.relative(), distance);
+    std::fflush(stdout);
+    Check(rounded.relative() <= kRoundedTolerance, c_.name + ": differs from the rounded reference");
+    Check(exact.relative() <= (v.few_heads ? kExactTolerance16BitQueries : kExactTolerance8BitQueries),
+          c_.name + ": differs from exact attention");
+    Check(distance <= 1.03, c_.name + ": a query is not rounded to the nearest step");
+  }
+
+ private:
+  void MakePool(const HeadTable& table, std::mt19937& random) {
+    const size_t lead = 48;  // other layers' bytes ahead of this one's
+    const int64_t page_bytes = table.layer_bytes + 2 * lead;
+    int64_t pages = 0, max_pages = 1;
+    for (int32_t n : lengths_)
+      pages += (n + 63) / 64, max_pages = std::max<int64_t>(max_pages, (n + 63) / 64);
+    std::vector<int32_t> order(pages), tables(lengths_.size() * max_pages, 0);
+    for (int64_t i = 0; i < pages; ++i) order[i] = static_cast<int32_t>(i);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<uint8_t> pool(std::max<int64_t>(pages, 1) * page_bytes);
+    for (uint8_t& byte : pool) byte = static_cast<uint8_t>(random());
+    int64_t next = 0;
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      for (int64_t j = 0; j < (lengths_[b] + 63) / 64; ++j) {
+        const int32_t page = order[next++];
+        tables[b * max_pages + j] = page;
+        for (size_t h = 0; h < plans_.size(); ++h) {
+          const auto& record = sequences_[b * plans_.size() + h].storage[j];
+          std::memcpy(&pool[page * page_bytes + lead + table.heads[h].header.record_offset], record.data(),
+                      record.size());
+        }
+      }
+    }
+    pool_ = DeviceArray<uint8_t>(pool);
+    block_table_ = DeviceArray<int32_t>(tables);
+    params_.pool = pool_.data() + lead;
+    params_.page_bytes = page_bytes;
+    params_.block_table = block_table_.data();
+    params_.max_pages = max_pages;
+  }
+
+  // Tiles as src/cache/kv_cache.h lays them out; slots in reverse, so that a slot is not the row of the
+  // batch.
+  void MakeExact(const DecodeShape& shape) {
+    const int dim = c_.head_dim, batch = shape.batch, sink_tokens = (c_.sinks + 15) / 16 * 16;
+    const int64_t sink_bytes = ExactTileBytes(true, dim, sink_tokens),
+                  tile_bytes = ExactTileBytes(true, dim, 64);
+    std::vector<uint16_t> sinks(batch * shape.kv_heads * sink_bytes / 2, 0x7e00);
+    std::vector<uint16_t> window(batch * shape.window_tiles * shape.kv_heads * tile_bytes / 2, 0x7e00);
+    std::vector<int32_t> slots;
+    const auto store = [&](uint16_t* tile, int tokens, int slot, const cpu::Sequence& s, int64_t t) {
+      for (int d = 0; d < dim; ++d) {
+        tile[d * tokens + slot] = FloatToHalf(s.keys[t * dim + d]);
+        tile[dim * tokens + slot * dim + d] = FloatToHalf(s.values[t * dim + d]);
+      }
+    };
+    for (int b = 0; b < batch; ++b) {
+      const int slot = batch - 1 - b;
+      slots.push_back(slot);
+      for (int h = 0; h < shape.kv_heads; ++h) {
+        const cpu::Sequence& s = sequences_[b * shape.kv_heads + h];
+        for (int64_t t = 0; t < std::min<int64_t>(c_.sinks, lengths_[b]); ++t) {
+          store(&sinks[(slot * shape.kv_heads + h) * sink_bytes / 2], sink_tokens, static_cast<int>(t), s, t);
+        }
+        for (int64_t t = coded_[b]; t < lengths_[b]; ++t) {
+          const int64_t ring = t / 64 % shape.window_tiles;
+          store(&window[((slot * shape.window_tiles + ring) * shape.kv_heads + h) * tile_bytes / 2], 64,
+                static_cast<int>(t % 64), s, t);
+        }
+      }
+    }
+    sinks_ = DeviceArray<uint16_t>(sinks);
+    window_ = DeviceArray<uint16_t>(window);
+    slots_ = DeviceArray<int32_t>(slots);
+    params_.slot = slots_.data();
+    params_.sink_tile_tokens = sink_tokens;
+    params_.sink_base = reinterpret_cast<uint8_t*>(sinks_.data());
+    params_.sink_slot_bytes = shape.kv_heads * sink_bytes;
+    params_.window_base = reinterpret_cast<uint8_t*>(window_.data());
+    params_.window_slot_bytes = shape.window_tiles * shape.kv_heads * tile_bytes;
+  }
+
+  double ExactTokens(const std::vector<double>& q, size_t pair, size_t b, std::vector<double>& out) const {
+    const int dim = c_.head_dim;
+    out.assign(dim, 0.0);
+    if (c_.recent.empty()) return -INFINITY;
+    std::vector<std::pair<int64_t, double>> logits;
+    double top = -INFINITY, total = 0;
+    for (int64_t t = 0; t < lengths_[b]; ++t) {
+      if (t >= c_.sinks && t < coded_[b]) continue;
+      double logit = 0;
+      for (int d = 0; d < dim; ++d) logit += q[d] * ThroughHalf(sequences_[pair].keys[t * dim + d]);
+      logits.emplace_back(t, logit * params_.logit_scale);
+      top = std::max(top, logits.back().second);
+    }
+    for (const auto& [t, logit] : logits) {
+      const double w = std::exp2(logit - top);
+      total += w;
+      for (int d = 0; d < dim; ++d) out[d] += w * ThroughHalf(sequences_[pair].values[t * dim + d]);
+    }
+    for (double& x : out) x /= total > 0 ? total : 1;
+    return logits.empty() ? -INFINITY : top + std::log2(total);
+  }
+
+  Case c_;
+  RopeTable rope_;
+  std::vector<HeadPlan> plans_;
+  std::vector<int32_t> lengths_, coded_;
+  std::vector<cpu::Sequence> sequences_;  // [batch * heads]
+  std::vector<float> queries_;
+  DecodeConfig config_;
+  DecodeParams params_{};
+  std::unique_ptr<DeviceTable> table_;
+  DeviceArray<uint8_t> pool_, scratch_;
+  DeviceArray<int32_t> block_table_, coded_end_, device_lengths_, slots_;
+  DeviceArray<uint16_t> device_queries_, out_, sinks_, window_;
+};
+
+void RunCase(const Case& c, const DeviceLimits& limits) {
+  Fixture fixture(c, limits);
+  const std::vector<uint16_t> first = fixture.Run(), second = fixture.Run();
+  Check(first == second, c.name + ": two runs differ");
+  fixture.Compare(first);
+}
+
+HeadSpec Head(int head_dim, Groups groups, int value_width = 3, std::vector<int> mean = {}) {
+  HeadSpec spec;
+  spec.head_dim = head_dim;
+  spec.groups = std::move(groups);
+  spec.value_width = value_width;
+  spec.mean_units = std::move(mean);
+  return spec;
+}
+const Groups k432 = {{4, 32}, {3, 64}, {2, 32}};
+const Groups k8432 = {{8, 16}, {4, 48}, {3, 32}, {2, 32}};
+const Groups k5432 = {{5, 16}, {4, 16}, {3, 48}, {2, 48}};
+const std::vector<int> kWholeMean = {0, 1, 2, 3, 4, 5, 6, 7};
+
+std::vector<Case> QuickCases() {
+  return {
+      {"quick: mixed plans, means, sinks, window",
+       128,
+       4,
+       {Head(128, k8432, 3, {0, 7}), Head(128, k432, 3)},
+       {200, 65},
+       4,
+       {30, 70}},
+      {"quick: 8 heads", 128, 8, {Head(128, k5432), Head(128, k432)}, {200, 65}},
+      {"quick: head dim 64", 64, 3, {Head(64, {{4, 32}, {2, 32}}, 4, {1})}, {130}, 4, {10}},
+  };
+}
+
+std::vector<Case> AllCases() {
+  std::vector<Case> cases = QuickCases();
+  for (int query_heads : {4, 8}) {
+    const std::string g = ", " + std::to_string(query_heads) + " query heads";
+    for (int w : {1, 2, 3, 4, 5, 8}) {
+      cases.push_back({"K" + std::to_string(w) + g, 128, query_heads, {Head(128, {{w, 128}})}, {1000}});
+      cases.push_back({"V" + std::to_string(w) + g, 128, query_heads, {Head(128, k432, w)}, {1000}});
+      cases.push_back({"D64 K" + std::to_string(w) + " V" + std::to_string(w) + g,
+                       64,
+                       query_heads,
+                       {Head(64, {{w, 64}}, w)},
+                       {1000}});
+      // Odd unit counts.
+      const Groups odd = w > 3 ? Groups{{w, 48}, {3, 80}} : Groups{{3, 80}, {w, 48}};
+      const Groups one = w > 3 ? Groups{{w, 16}, {3, 112}} : Groups{{3, 112}, {w, 16}};
+      cases.push_back({"K" + std::to_string(w) + " of 3 and of 1 unit" + g,
+                       128,
+                       query_heads,
+                       {Head(128, odd), Head(128, one)},
+                       {777}});
+    }
+  }
+  for (int query_heads : {1, 2, 3, 5, 6, 7}) {
+    cases.push_back({"G" + std::to_string(query_heads) + ", heads differ, ragged",
+                     128,
+                     query_heads,
+                     {Head(128, k432, 3), Head(128, k8432, 2), Head(128, k5432, 4, {0})},
+                     {64, 65, 127, 640, 2049},
+                     4,
+                     {64, 1, 100, 3, 127}});
+  }
+  for (int64_t length : {1, 63, 64, 65, 1000, 9000}) {
+    for (int query_heads : {4, 8}) {
+      const std::string n = "T" + std::to_string(length) + " G" + std::to_string(query_heads);
+      cases.push_back({n, 128, query_heads, {Head(128, k432)}, {length}});
+      cases.push_back({n + " whole mean", 128, query_heads, {Head(128, k432, 3, kWholeMean)}, {length}});
+      cases.push_back({n + " D64 mean, sinks, window",
+                       64,
+                       query_heads,
+                       {Head(64, {{4, 32}, {3, 16}, {2, 16}}, 3, {0, 2})},
+                       {length},
+                       4,
+                       {64}});
+    }
+  }
+  Case c{"8 groups",
+         128,
+         4,
+         {Head(128, {{8, 16}, {5, 16}, {4, 16}, {4, 16}, {3, 16}, {3, 16}, {2, 16}, {1, 16}})},
+         {500}};
+  cases.push_back(c);
+  c.name = "8 groups G8", c.query_heads = 8;
+  cases.push_back(c);
+  cases.push_back({"dims that fill no unit", 128, 4, {Head(128, {{4, 40}, {3, 60}, {2, 28}})}, {500}});
+  cases.push_back(
+      {"64 sinks, nothing coded in one sequence", 128, 4, {Head(128, k432)}, {300, 0, 40}, 64, {5, 50, 0}});
+  cases.push_back({"sinks inside the only tile", 128, 8, {Head(128, k432)}, {60, 10}, 9, {0, 1}});
+  cases.push_back({"sharp logits", 128, 8, {Head(128, k8432), Head(128, k432)}, {2000}, 0, {}, 5.0f});
+  cases.push_back({"flat logits", 128, 8, {Head(128, k8432), Head(128, k432)}, {2000}, 0, {}, 0.2f});
+  for (int query_heads : {4, 8}) {
+    cases.push_back({"12 warps G" + std::to_string(query_heads),
+                     128,
+                     query_heads,
+                     {Head(128, k8432), Head(128, k432)},
+                     {3000, 65, 1000},
+                     0,
+                     {},
+                     2.0f,
+                     0,
+                     1 << 20});
+    cases.push_back({"12 warps, mean, G" + std::to_string(query_heads),
+                     128,
+                     query_heads,
+                     {Head(128, k8432, 3, {0, 1}), Head(128, k432, 3)},
+                     {3000, 65, 1000},
+                     4,
+                     {64, 3, 70},
+                     2.0f,
+                     0,
+                     1 << 20});
+    cases.push_back({"3 blocks: many segments a block G" + std::to_string(query_heads),
+                     128,
+                     query_heads,
+                     {Head(128, k8432, 3), Head(128, k432, 3)},
+                     {300, 1000, 64, 0, 500},
+                     0,
+                     {},
+                     2.0f,
+                     3});
+  }
+  std::vector<int64_t> many;
+  for (int i = 0; i < 40; ++i) many.push_back(1 + (i * 37) % 300);
+  cases.push_back(
+      {"warp workers, 3 processors", 128, 4, {Head(128, k8432), Head(128, k432)}, many, 0, {}, 2.0f, 3});
+  cases.push_back({"warp workers, the device's",
+                   128,
+                   4,
+                   {Head(128, k432), Head(128, k8432), Head(128, k432), Head(128, k5432), Head(128, k432),
+                    Head(128, k432), Head(128, k432)},
+                   many,
+                   4,
+                   std::vector<int64_t>(40, 64)});
+  return cases;
+}
+
+// A captured step follows lengths that change on the device.
+void TestGraphFollowsLengths(const DeviceLimits& limits) {
+  const Case c{"graph", 128, 4, {Head(128, k432), Head(128, k8432)}, {3000, 500}};
+  Fixture fixture(c, limits);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  Require(cudaStreamCreate(&stream), "stream");
+  Require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  fixture.Launch(stream);
+  Require(cudaStreamEndCapture(stream, &graph), "capture");
+  Require(cudaGraphInstantiate(&executable, graph, 0), "graph");
+  for (const std::vector<int32_t>& coded : {std::vector<int32_t>{3000, 500}, {64, 499}, {0, 1}, {2999, 2}}) {
+    fixture.SetCoded(coded);
+    const std::vector<uint16_t> direct = fixture.Run();
+    fixture.PoisonOutput();
+    Require(cudaGraphLaunch(executable, stream), "replay");
+    Require(cudaStreamSynchronize(stream), "replay");
+    Check(fixture.Output() == direct, "graph: a replay differs from a direct launch");
+  }
+  (void)cudaGraphExecDestroy(executable);
+  (void)cudaGraphDestroy(graph);
+  (void)cudaStreamDestroy(stream);
+}
+
+void ExpectRefused(const Status& status, const std::string& named) {
+  Check(!status.ok() && status.code() == ErrorCode::kUnsupported &&
+            status.message().find(named) != std::string::npos,
+        "refusal that names \"" + named + "\", got: " + status.message());
+}
+
+void TestRefusals(const DeviceLimits& limits) {
+  HeadSpec half = Head(128, k432);
+  half.norm_type = NormType::kHalf;
+  const auto refused = [](const HeadSpec& spec) {
+    const std::vector<HeadPlan> plans = {cpu::MakeHeadPlan(spec, 1)};
+    return TraitsOf(plans).status();
+  };
+  ExpectRefused(refused(half), "fp16 norms");
+  ExpectRefused(refused(Head(256, {{3, 256}})), "head dim 256");
+  ExpectRefused(refused(Head(96, {{3, 96}})), "head dim 96");
+  ExpectRefused(
+      refused(Head(128, {{5, 8}, {4, 8}, {3, 16}, {3, 16}, {3, 16}, {2, 16}, {2, 16}, {2, 16}, {1, 16}})),
+      "9 key groups");
+  DecodeShape shape;
+  shape.batch = 1, shape.kv_heads = 2, shape.head_dim = 128, shape.query_heads = 9;
+  HeadTraits traits = {8, 0, 6400, 3};
+  ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "9 query heads");
+  shape.query_heads = 8, shape.batch = 1 << 20;
+  ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
+}
+
+int Main(int argc, char** argv) {
+  const Result<DeviceLimits> limits = ReadDeviceLimits(0);
+  if (!limits.ok()) {
+    std::printf("SKIPPED: %s\n", limits.status().message().c_str());
+    return 77;
+  }
+  const bool quick = argc > 1 && std::strcmp(argv[1], "quick") == 0;
+  for (const Case& c : quick ? QuickCases() : AllCases()) RunCase(c, *limits);
+  if (!quick) {
+    TestGraphFollowsLengths(*limits);
+    TestRefusals(*limits);
+  }
+  std::printf("%d checks, %d failed\n", g_checks, g_failures);
+  return g_failures ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace blockgtq::cuda
+
+int main(int argc, char** argv) { return blockgtq::cuda::Main(argc, argv); }
