@@ -17,6 +17,9 @@ class BenchCommand : public Command {
   void AddOptions(CLI::App& app) override {
     model_.Add(app, "int8");
     cache_.Add(app);
+    cache_.AddSeed(app);
+    app.add_option("-c,--context", context_, "tokens of context (default: the model's)")
+        ->check(CLI::Range(1, 1 << 30));
     app.add_option("-p,--prompt", options_.prompt, "prompt tokens (0: no prompt test)")
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
@@ -36,6 +39,11 @@ class BenchCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
     std::sort(options_.depths.begin(), options_.depths.end());
     options_.context = model->config().context_length;
+    if (context_ > options_.context) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("-c {}: the model's context is {} tokens", context_, options_.context));
+    }
+    if (context_ > 0) options_.context = context_;
     const int64_t deepest = options_.depths.empty() ? 0 : options_.depths.back();
     const int64_t tokens =
         std::min(options_.context,
@@ -75,6 +83,7 @@ class BenchCommand : public Command {
  private:
   ModelOptions model_;
   CacheFlags cache_;
+  int64_t context_ = 0;
   SpeedOptions options_;
   JsonOption json_;
 };

@@ -14,7 +14,8 @@ class CalibrateCommand : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     model_.Add(app, "float");
-    app.add_option("-f,--file", file_, "calibration text (default: the bundled start of WikiText-2 train)");
+    app.add_option("-f,--file", file_, "calibration text (default: the bundled start of WikiText-2 train)")
+        ->check(NotEmpty());
     app.add_option("--tokens", options_.tokens, "tokens measured")
         ->check(CLI::Range(64, 1 << 20))
         ->capture_default_str();
@@ -24,7 +25,8 @@ class CalibrateCommand : public Command {
     app.add_option("--recipe", options_.recipe, "allocator")->capture_default_str();
     app.add_option("-s,--seed", options_.bits.seed, "seed of the random rotations")->capture_default_str();
     app.add_option("-o,--output", output_,
-                   "plan file (default: beside the model, where other commands find it)");
+                   "plan file (default: beside the model, where other commands find it)")
+        ->check(NotEmpty());
     json_.Add(app);
   }
 
@@ -46,6 +48,11 @@ class CalibrateCommand : public Command {
     choice.v_bits = options_.bits.v_bits;
     choice.plan_seed = options_.bits.seed;
     const std::string path = output_.empty() ? PlanPathFor(model->path(), choice) : output_;
+    BGTQ_RETURN_IF_ERROR(CheckOutput(path));
+    if (plan_.calibration.tokens < options_.tokens) {
+      Log(fmt::format("calibrated on {} of {} tokens: the text or the model's context ends there",
+                      plan_.calibration.tokens, options_.tokens));
+    }
     BGTQ_RETURN_IF_ERROR(SavePlan(plan_, path));
     const double bytes = plan_.bytes_per_token_per_head();
     const double compression = BytesPerTokenPerHead(*model, std::nullopt, CacheKind::kHalf) / bytes;

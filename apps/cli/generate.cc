@@ -26,35 +26,44 @@ class GenerateCommand : public Command {
     app.add_option("-b,--batch", options_.batch, "prompt tokens a forward pass")
         ->check(CLI::Range(1, 1 << 16))
         ->capture_default_str();
-    app.add_flag("--chat,!--no-chat", chat_,
-                 "answer the prompt as a chat message, with the model's template");
-    app.add_option("--system", system_, "system message (with --chat)");
+    CLI::Option* chat = app.add_flag("--chat,!--no-chat", chat_,
+                                     "answer the prompt as a chat message, with the model's template");
+    app.add_option("--system", system_, "system message (with --chat)")->needs(chat);
     app.add_option("--session", session_,
                    "file that keeps the cache: loaded first when it is there (the prompt then continues it), "
                    "saved after")
-        ->type_name("FILE");
+        ->check(NotEmpty());
     SamplerOptions& s = options_.sampler;
-    app.add_option("--temp", s.temperature, "temperature (0: greedy)")->capture_default_str();
-    app.add_option("--top-k", s.top_k, "sample among the k likeliest (0: off)")->capture_default_str();
-    app.add_option("--top-p", s.top_p, "sample within this much probability (1: off)")->capture_default_str();
+    app.add_option("--temp", s.temperature, "temperature (0: greedy)")
+        ->check(CLI::Range(0.0, 1e6))
+        ->capture_default_str();
+    app.add_option("--top-k", s.top_k, "sample among the k likeliest (0: off)")
+        ->check(CLI::Range(0, 1 << 30))
+        ->capture_default_str();
+    app.add_option("--top-p", s.top_p, "sample within this much probability (1: off)")
+        ->check(CLI::Range(1e-6, 1.0))
+        ->capture_default_str();
     app.add_option("--min-p", s.min_p, "drop tokens below this share of the likeliest (0: off)")
+        ->check(CLI::Range(0.0, 1.0))
         ->capture_default_str();
     app.add_option("--repeat-penalty", s.repeat_penalty, "make recent tokens less likely (1: off)")
+        ->check(CLI::Range(1e-6, 1e6))
         ->capture_default_str();
-    app.add_option("--repeat-last-n", s.repeat_last_n, "tokens the penalty looks at")->capture_default_str();
+    app.add_option("--repeat-last-n", s.repeat_last_n, "tokens the penalty looks at")
+        ->check(CLI::Range(0, 1 << 30))
+        ->capture_default_str();
     app.add_option("-s,--seed", s.seed, "seed of the sampler")->capture_default_str();
     app.add_flag("--ignore-eos", options_.ignore_end, "go on past the end token");
     json_.Add(app);
   }
 
   Status Run() override {
-    BGTQ_RETURN_IF_ERROR(options_.sampler.Validate());
+    BGTQ_RETURN_IF_ERROR(FindSession());
     BGTQ_ASSIGN_OR_RETURN(const std::string text, text_.Read());
-    if (!system_.empty() && !chat_) return Status(ErrorCode::kInvalidArgument, "--system needs --chat");
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
     BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> prompt, PromptTokens(*model, text));
-    BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     BGTQ_ASSIGN_OR_RETURN(const int64_t tokens, ContextTokens(*model, static_cast<int64_t>(prompt.size())));
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
                           Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));
@@ -66,6 +75,7 @@ class GenerateCommand : public Command {
     std::string answer;
     Progress progress("prompt");
     options_.stop = &StopRequested();
+    options_.context_tokens = tokens;
     options_.on_prompt = [&](int64_t done) {
       if (static_cast<int64_t>(prompt.size()) > options_.batch) {
         progress.Update(static_cast<double>(done) / static_cast<double>(prompt.size()));
@@ -76,13 +86,19 @@ class GenerateCommand : public Command {
                           Generate(*context, sequence, history, prompt, options_));
     Print(stream.Finish() + "\n", answer);
     answer.pop_back();
-    if (result.reason == StopReason::kContextFull) Log("stopped: the context is full; pass a larger -c");
-    if (result.reason == StopReason::kCancelled) Log("stopped");
-    if (!session_.empty()) {
-      BGTQ_RETURN_IF_ERROR(StorePending(*context, sequence, history));
-      BGTQ_RETURN_IF_ERROR(SaveSession(context->cache(), sequence, history, session_));
+    if (result.reason == StopReason::kContextFull) {
+      Log(fmt::format("stopped: the context of {} tokens is full (-c; the model has {})", cache.max_tokens,
+                      model->config().context_length));
     }
-    return Report(*context, sequence, answer, result);
+    if (result.reason == StopReason::kCancelled) Log("stopped");
+    BGTQ_RETURN_IF_ERROR(Report(*context, sequence, answer, result));
+    if (session_.empty()) return Status::Ok();
+    if (result.reason == StopReason::kCancelled && result.tokens.empty()) {
+      Log(session_ + ": not saved, since the prompt was not finished");
+      return Status::Ok();
+    }
+    BGTQ_RETURN_IF_ERROR(StorePending(*context, sequence, history));
+    return SaveSession(context->cache(), sequence, history, session_);
   }
 
  private:
@@ -92,40 +108,42 @@ class GenerateCommand : public Command {
     answer += text;
   }
 
-  bool Continues() const { return !session_.empty() && std::filesystem::exists(session_); }
+  /// Whether the session is there to be continued; asked once, before anything is written.
+  Status FindSession() {
+    if (session_.empty()) return Status::Ok();
+    std::error_code error;
+    continues_ = std::filesystem::exists(session_, error);
+    if (error) return Status(ErrorCode::kIo, fmt::format("{}: {}", session_, error.message()));
+    return Status::Ok();
+  }
 
   Result<std::vector<Token>> PromptTokens(const LoadedModel& model, const std::string& text) const {
-    std::vector<Token> tokens;
-    if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0 && !Continues()) {
-      tokens.push_back(model.tokenizer().bos());
-    }
     std::string rendered = text;
+    bool bos = false;
     if (chat_) {
       BGTQ_ASSIGN_OR_RETURN(const RecognizedTemplate chat, model.chat_template());
-      BGTQ_ASSIGN_OR_RETURN(rendered, Continues() ? RenderNextTurn(chat, text) : RenderFirstTurn(chat, text));
+      BGTQ_ASSIGN_OR_RETURN(rendered, RenderTurn(chat, text));
+      bos = BeginsWithBos(chat);
+    }
+    std::vector<Token> tokens;
+    if ((bos || model.tokenizer().add_bos()) && model.tokenizer().bos() >= 0 && !continues_) {
+      tokens.push_back(model.tokenizer().bos());
     }
     const std::vector<Token> ids = model.tokenizer().Encode(rendered, chat_);
     tokens.insert(tokens.end(), ids.begin(), ids.end());
     return tokens;
   }
 
-  Result<std::string> RenderFirstTurn(const RecognizedTemplate& chat, const std::string& text) const {
+  Result<std::string> RenderTurn(const RecognizedTemplate& chat, const std::string& text) const {
+    if (continues_) {
+      if (system_.empty()) return RenderNextTurn(chat, text);
+      return Status(ErrorCode::kInvalidArgument,
+                    "--system: " + session_ + " already holds the start of the chat");
+    }
     std::vector<ChatMessage> messages;
     if (!system_.empty()) messages.push_back({"system", system_});
     messages.push_back({"user", text});
     return RenderChat(chat, messages);
-  }
-
-  /// What follows an assistant's answer: the end of its turn, and the user's next.
-  Result<std::string> RenderNextTurn(const RecognizedTemplate& chat, const std::string& text) const {
-    if (!system_.empty()) {
-      return Status(ErrorCode::kInvalidArgument,
-                    fmt::format("--system: {} already holds the start of the chat", session_));
-    }
-    const std::string answer = "\x02\x03";  // stands for the answer, which the session holds
-    const std::vector<ChatMessage> messages = {{"user", ""}, {"assistant", answer}, {"user", text}};
-    BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(chat, messages));
-    return rendered.substr(rendered.find(answer) + answer.size());
   }
 
   Result<int64_t> ContextTokens(const LoadedModel& model, int64_t prompt) const {
@@ -147,7 +165,7 @@ class GenerateCommand : public Command {
   }
 
   Result<SequenceId> OpenSequence(Context& context, std::vector<Token>& history) const {
-    if (!Continues()) return context.cache().AddSequence();
+    if (!continues_) return context.cache().AddSequence();
     BGTQ_ASSIGN_OR_RETURN(LoadedSession loaded, LoadSession(context.cache(), session_));
     Log(fmt::format("session: {} tokens from {}", loaded.tokens.size(), session_));
     history = std::move(loaded.tokens);
@@ -160,6 +178,7 @@ class GenerateCommand : public Command {
     const int64_t length = cache.state(sequence).length;
     const int64_t bytes = cache.SequenceBytes(sequence), half = cache.HalfBytes(length);
     const auto line = [](const char* what, double ms, int64_t count, const char* unit) {
+      if (count == 0) return;
       const double n = static_cast<double>(std::max<int64_t>(count, 1));
       Log(fmt::format("{:>18} = {:10.2f} ms / {:5} {} ({:8.2f} ms per token, {:8.2f} tokens per second)",
                       what, ms, count, unit, ms / n, 1000.0 * n / std::max(ms, 1e-9)));
@@ -174,6 +193,7 @@ class GenerateCommand : public Command {
     return json_.Write({{"text", answer},
                         {"prompt_tokens", r.prompt_tokens},
                         {"new_tokens", r.tokens.size()},
+                        {"decoded", r.decoded},
                         {"tokens", r.tokens},
                         {"prompt_ms", r.prompt_ms},
                         {"decode_ms", r.decode_ms},
@@ -189,6 +209,7 @@ class GenerateCommand : public Command {
   int64_t context_ = 0;
   bool chat_ = false;
   std::string system_, session_;
+  bool continues_ = false;
   JsonOption json_;
 };
 

@@ -1,6 +1,7 @@
 // blockgtq inspect: a model's metadata, or a plan's widths (the fingerprint of its allocation).
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "apps/cli/command.h"
@@ -20,7 +21,8 @@ std::string ValueText(const GgufValue& value) {
     std::string operator()(std::string_view v) const {
       constexpr size_t kShown = 80;
       std::string text(v.substr(0, kShown));
-      for (char& c : text) c = c == '\n' || c == '\r' ? ' ' : c;
+      for (char& c : text)
+        c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;  // no terminal codes
       return v.size() > kShown ? text + "..." : text;
     }
     std::string operator()(const GgufArray& v) const {
@@ -39,8 +41,11 @@ class InspectCommand : public Command {
   }
 
   Status Run() override {
+    NoteInput(path_);
+    std::error_code ignored;
     std::string magic(4, '\0');
-    if (std::ifstream stream(path_, std::ios::binary); stream) stream.read(magic.data(), 4);
+    if (std::filesystem::is_regular_file(path_, ignored))
+      std::ifstream(path_, std::ios::binary).read(magic.data(), 4);
     return magic == "GGUF" ? InspectModel() : InspectPlan();
   }
 
@@ -128,10 +133,7 @@ class InspectCommand : public Command {
       }
     }
     if (!plot_.empty()) {
-      std::ofstream stream(plot_, std::ios::binary);
-      stream << PlanPicture(plan);
-      stream.close();
-      if (!stream) return Status(ErrorCode::kIo, plot_ + ": cannot write the picture");
+      BGTQ_RETURN_IF_ERROR(WriteFile(plot_, PlanPicture(plan)));
       fmt::print("\npicture: {}\n", plot_);
     }
     return json_.Write({{"recipe", plan.recipe},

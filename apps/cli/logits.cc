@@ -1,6 +1,7 @@
 // blockgtq logits: runs a list of token ids and writes the logits of every position, to compare engines.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -18,6 +19,9 @@ class LogitsCommand : public Command {
   void AddOptions(CLI::App& app) override {
     model_.Add(app, "float");
     cache_.Add(app);
+    cache_.AddSeed(app);
+    app.add_option("-c,--context", context_, "tokens of context (default: what the ids need)")
+        ->check(CLI::Range(1, 1 << 30));
     app.add_option("--tokens", ids_, "JSON file with one list of ids")->required()->type_name("IDS.json");
     app.add_option("-o,--output", output_, "safetensors file: `logits` [tokens, vocabulary] F32")->required();
     app.add_option("-b,--batch", batch_, "tokens a forward pass")
@@ -31,9 +35,11 @@ class LogitsCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> ids, ReadTokenFile(ids_));
     if (ids.empty()) return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the list is empty", ids_));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
-    if (static_cast<int64_t>(ids.size()) > model->config().context_length) {
-      return Status(ErrorCode::kInvalidArgument, fmt::format("{}: {} tokens, the model's context is {}", ids_,
-                                                             ids.size(), model->config().context_length));
+    const int64_t limit =
+        context_ > 0 ? std::min(context_, model->config().context_length) : model->config().context_length;
+    if (static_cast<int64_t>(ids.size()) > limit) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: {} tokens, the context is {}", ids_, ids.size(), limit));
     }
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache,
@@ -60,6 +66,7 @@ class LogitsCommand : public Command {
                                    "F32",
                                    {static_cast<int64_t>(ids.size()), model->config().vocabulary},
                                    std::as_bytes(std::span<const float>(logits))};
+    BGTQ_RETURN_IF_ERROR(CheckOutput(output_));
     BGTQ_RETURN_IF_ERROR(WriteSafetensors(output_, {{"model", model->path()}}, {&tensor, 1}));
     fmt::print("{}: {} x {} logits, {:.2f} s\n", output_, ids.size(), vocabulary, seconds);
     return json_.Write({{"tokens", ids.size()}, {"seconds", seconds}});
@@ -68,6 +75,7 @@ class LogitsCommand : public Command {
  private:
   ModelOptions model_;
   CacheFlags cache_;
+  int64_t context_ = 0;
   std::string ids_, output_;
   int64_t batch_ = Context::kDefaultBatch;
   bool strict_ = false;

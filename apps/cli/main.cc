@@ -1,10 +1,14 @@
 // blockgtq: the command line. One table of commands; exit status 0 done, 1 failed, 2 wrong usage.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "apps/cli/command.h"
@@ -41,6 +45,12 @@ int Main(int argc, char** argv) {
     apps.push_back(app.add_subcommand(info.name, info.summary));
     commands.back()->AddOptions(*apps.back());
   }
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::none_of(kCommands.begin(), kCommands.end(),
+                   [&](const CommandInfo& c) { return c.name == std::string(argv[1]); })) {
+    Log(fmt::format("blockgtq: no command '{}'; blockgtq --help lists them", argv[1]));
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -61,11 +71,20 @@ int Main(int argc, char** argv) {
 }  // namespace blockgtq::cli
 
 int main(int argc, char** argv) {
-  // The library reports through Status; only the allocator can throw. Say so in one line instead of a crash.
+  // The library reports through Status. What can still throw is the allocator and the standard library's
+  // streams: one line instead of a crash.
+  int code = 1;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write, like a full disk
   try {
-    return blockgtq::cli::Main(argc, argv);
+    code = blockgtq::cli::Main(argc, argv);
   } catch (const std::bad_alloc&) {
-    std::fputs("blockgtq: out of memory; use a smaller context (-c) or batch\n", stderr);
-    return 1;
+    std::fputs("blockgtq: out of memory; use less context, fewer tokens or a smaller batch\n", stderr);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "blockgtq: %s\n", error.what());
   }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::fputs("blockgtq: standard output: cannot write; the result is incomplete\n", stderr);
+    return code == 0 ? 1 : code;
+  }
+  return code;
 }

@@ -5,17 +5,32 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "apps/cli/terminal.h"
 #include "src/engine/bundled_text.h"
+#include "src/formats/atomic_file.h"
 
 namespace blockgtq::cli {
+namespace {
+
+std::vector<std::string>& Inputs() {
+  static std::vector<std::string> inputs;
+  return inputs;
+}
+
+}  // namespace
+
+CLI::Validator NotEmpty() {
+  return CLI::Validator(
+      [](std::string& value) { return value.empty() ? "must not be empty" : std::string(); }, "FILE");
+}
 
 void ModelOptions::Add(CLI::App& app, const char* default_activations) {
   activations = default_activations;
-  app.add_option("-m,--model", path, "GGUF model file")->required()->type_name("MODEL");
+  app.add_option("-m,--model", path, "GGUF model file")->required()->check(NotEmpty())->type_name("MODEL");
   app.add_option("--device", backend.device, "cpu (this build's only device)")->capture_default_str();
   app.add_option("-t,--threads", backend.threads, "threads (0: one a core)")->capture_default_str();
   app.add_option("--activations", activations,
@@ -25,6 +40,7 @@ void ModelOptions::Add(CLI::App& app, const char* default_activations) {
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelOptions::Open() const {
+  NoteInput(path);
   BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model, LoadedModel::Open(path, backend));
   model->backend().SetPrecision(activations == "float" ? Precision::kFloat : Precision::kInt8);
   Log(fmt::format("device: {}, {} activations", model->backend().Description(), activations));
@@ -39,20 +55,41 @@ void CacheFlags::Add(CLI::App& app) {
       app.add_option("-K", choice.k_bits, "code bits a dimension of keys, on average")->capture_default_str();
   v_ = app.add_option("-V", choice.v_bits, "code bits a dimension of values")->capture_default_str();
   recipe_ = app.add_option("--recipe", choice.recipe, "cache recipe: " + recipes)->capture_default_str();
-  CLI::Option* plan =
-      app.add_option("--plan", choice.plan_file, "plan file (default: beside the model, or made now)");
-  plan->excludes(k_)->excludes(v_)->excludes(recipe_);
-  CLI::Option* sinks = app.add_option("--sinks", choice.sinks, "first tokens kept in fp16")
-                           ->check(CLI::Range(0, 64))
-                           ->capture_default_str();
-  CLI::Option* recent = app.add_option("--recent", choice.recent, "last tokens kept in fp16, at least")
-                            ->check(CLI::Range(0, 1 << 20))
-                            ->capture_default_str();
-  app.add_flag("--no-buffer", no_buffer, "--sinks 0 --recent 0")->excludes(sinks)->excludes(recent);
+  plan_ = app.add_option("--plan", choice.plan_file, "plan file (default: beside the model, or made now)");
+  plan_->excludes(k_)->excludes(v_)->excludes(recipe_)->check(NotEmpty());
+  sinks_ = app.add_option("--sinks", choice.sinks, "first tokens kept in fp16")
+               ->check(CLI::Range(0, 64))
+               ->capture_default_str();
+  recent_ = app.add_option("--recent", choice.recent, "last tokens kept in fp16, at least")
+                ->check(CLI::Range(0, 1 << 20))
+                ->capture_default_str();
+  no_buffer_ =
+      app.add_flag("--no-buffer", no_buffer, "--sinks 0 --recent 0")->excludes(sinks_)->excludes(recent_);
+}
+
+void CacheFlags::AddSeed(CLI::App& app) {
+  app.add_option("-s,--seed", choice.plan_seed, "seed of the rotations, when a plan is made")
+      ->excludes(plan_)
+      ->capture_default_str();
+}
+
+/// An uncompressed cache has none of these: refuse them rather than ignore them.
+Status CacheFlags::CheckUncompressed() const {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
+  if (recipe->kind == CacheKind::kPacked) return Status::Ok();
+  for (const CLI::Option* option : {k_, v_, sinks_, recent_, no_buffer_}) {
+    if (option->count() > 0) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("--recipe {} keeps every token exactly: {} means nothing there",
+                                choice.recipe, option->get_name()));
+    }
+  }
+  return Status::Ok();
 }
 
 Result<std::optional<Plan>> CacheFlags::ObtainPlan(LoadedModel& model) {
   if (no_buffer) choice.sinks = choice.recent = 0;
+  if (plan_->count() == 0) BGTQ_RETURN_IF_ERROR(CheckUncompressed());
   Progress progress("calibrating");
   BGTQ_ASSIGN_OR_RETURN(std::optional<Plan> plan,
                         blockgtq::ObtainPlan(model, choice, BundledCalibrationText(), Log,
@@ -72,18 +109,54 @@ std::string CacheFlags::Name() const {
 }
 
 void TextOptions::Add(CLI::App& app, const char* what) {
-  text_option = app.add_option("-p,--prompt", text, what)->type_name("TEXT");
-  file_option = app.add_option("-f,--file", file, "the same, read from a file")->type_name("FILE");
-  text_option->excludes(file_option);
+  CLI::Option_group* group = app.add_option_group("text", "one of:");
+  text_option = group->add_option("-p,--prompt", text, what)->type_name("TEXT");
+  group->add_option("-f,--file", file, "the same, read from a file")->type_name("FILE");
+  group->require_option(1);
 }
 
 Result<std::string> TextOptions::Read() const {
-  if (!given()) return Status(ErrorCode::kInvalidArgument, "no text: pass -p TEXT or -f FILE");
   if (text_option->count() > 0) return text;
   return ReadFile(file);
 }
 
+void NoteInput(const std::string& path) { Inputs().push_back(path); }
+
+Status CheckOutput(const std::string& path) {
+  for (const std::string& input : Inputs()) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(path, input, ignored)) {
+      return Status(ErrorCode::kInvalidArgument,
+                    path + ": is read by this command and would be overwritten; name another file");
+    }
+  }
+  return Status::Ok();
+}
+
+Status WriteFile(const std::string& path, const std::string& content) {
+  BGTQ_RETURN_IF_ERROR(CheckOutput(path));
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    errno = 0;
+    std::ofstream stream(path, std::ios::binary);
+    stream << content;
+    stream.close();
+    if (!stream)
+      return Status(ErrorCode::kIo, fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
+    return Status::Ok();
+  }
+  BGTQ_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  BGTQ_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span<const char>(content))));
+  return file.Commit();
+}
+
 Result<std::string> ReadFile(const std::string& path) {
+  NoteInput(path);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    return Status(ErrorCode::kInvalidArgument, path + ": is a folder, not a file");
+  }
   errno = 0;
   std::ifstream stream(path, std::ios::binary);
   if (!stream) {
@@ -97,23 +170,20 @@ Result<std::string> ReadFile(const std::string& path) {
 }
 
 void JsonOption::Add(CLI::App& app) {
-  app.add_option("--json", path, "write the result here, for machines")->type_name("FILE");
+  app.add_option("--json", path, "write the result here, for machines")->check(NotEmpty());
 }
 
 Status JsonOption::Write(const nlohmann::json& value) const {
   if (path.empty()) return Status::Ok();
-  errno = 0;
-  std::ofstream stream(path, std::ios::binary);
   // Bytes of text that are not UTF-8 become U+FFFD: JSON cannot hold them.
-  stream << value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
-  stream.close();
-  if (!stream) return Status(ErrorCode::kIo, fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
-  return Status::Ok();
+  return WriteFile(path, value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 Result<std::vector<Token>> ReadTokenFile(const std::string& path) {
   BGTQ_ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
-  const nlohmann::json json = nlohmann::json::parse(content, nullptr, false);
+  nlohmann::json json = nlohmann::json::parse(content, nullptr, false);
+  if (json.is_object() && json.contains("ids"))
+    json = nlohmann::json(json["ids"]);  // what tokenize --json writes
   if (!json.is_array()) {
     return Status(ErrorCode::kCorruptFile,
                   fmt::format("{}: is not a JSON list of token ids, like [1, 2, 3]", path));

@@ -28,6 +28,8 @@ struct CacheFlags {
   CacheChoice choice;
   bool no_buffer = false;
   void Add(CLI::App& app);
+  /// -s: of the rotations, for commands that draw nothing else.
+  void AddSeed(CLI::App& app);
   /// The plan (nullopt for uncompressed recipes), with what was found or made logged; then choice names what
   /// is used.
   Result<std::optional<Plan>> ObtainPlan(LoadedModel& model);
@@ -35,18 +37,31 @@ struct CacheFlags {
   std::string Name() const;
 
  private:
-  CLI::Option *k_ = nullptr, *v_ = nullptr, *recipe_ = nullptr;
+  Status CheckUncompressed() const;
+  CLI::Option *k_ = nullptr, *v_ = nullptr, *recipe_ = nullptr, *plan_ = nullptr, *sinks_ = nullptr,
+              *recent_ = nullptr, *no_buffer_ = nullptr;
 };
 
-/// -p or -f.
+/// -p or -f, exactly one of them.
 struct TextOptions {
   std::string text, file;
-  CLI::Option *text_option = nullptr, *file_option = nullptr;
   void Add(CLI::App& app, const char* what);
-  bool given() const { return text_option->count() + file_option->count() > 0; }
-  /// Errors: kInvalidArgument when both or neither are given; kNotFound, kIo.
+  /// Errors: kNotFound, kIo.
   Result<std::string> Read() const;
+
+ private:
+  CLI::Option* text_option = nullptr;
 };
+
+/// Refuses an empty value: an unset shell variable must not mean the default.
+CLI::Validator NotEmpty();
+
+/// Remembers a file that the command reads, so that no output may replace it.
+void NoteInput(const std::string& path);
+/// kInvalidArgument when `path` is a file that the command reads.
+Status CheckOutput(const std::string& path);
+/// Writes a whole text file: atomically, or straight to a device or pipe. Errors: those of CheckOutput; kIo.
+Status WriteFile(const std::string& path, const std::string& content);
 
 /// The whole of a file. Errors: kNotFound, kIo, naming it.
 Result<std::string> ReadFile(const std::string& path);

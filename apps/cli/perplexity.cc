@@ -3,6 +3,7 @@
 #include "src/eval/perplexity.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 
@@ -19,8 +20,11 @@ class PerplexityCommand : public Command {
   void AddOptions(CLI::App& app) override {
     model_.Add(app, "float");
     cache_.Add(app);
-    app.add_option("-f,--file", file_, "text (default: the bundled start of WikiText-2 test)");
-    app.add_option("-c,--context", options_.window, "tokens a window")->capture_default_str();
+    app.add_option("-f,--file", file_, "text (default: the bundled start of WikiText-2 test)")
+        ->check(NotEmpty());
+    app.add_option("-c,--context", options_.window, "tokens a window")
+        ->check(CLI::Range(4, 1 << 30))
+        ->capture_default_str();
     app.add_option("--chunks", options_.chunks, "windows scored (default: all that the text has)")
         ->check(CLI::Range(1, 1 << 30));
     app.add_option("--score", score_, "positions scored in each window: half (the second) or all")
@@ -28,8 +32,7 @@ class PerplexityCommand : public Command {
         ->capture_default_str();
     app.add_flag("--kld", kld_, "compare with the logits of an fp16 cache, same run");
     app.add_flag("--strict", options_.strict, "score every position as if it had been decoded");
-    app.add_option("-s,--seed", cache_.choice.plan_seed, "seed of the rotations, when a plan is made")
-        ->capture_default_str();
+    cache_.AddSeed(app);
     json_.Add(app);
   }
 
@@ -41,6 +44,7 @@ class PerplexityCommand : public Command {
       text = BundledScoringText();
     }
     options_.score_all = score_ == "all";
+    options_.threads = model_.backend.threads;
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, options_.window));
@@ -58,16 +62,20 @@ class PerplexityCommand : public Command {
     const std::vector<Token> tokens = tokenizer.Encode(text, false);
     InstallStopHandler();
     options_.stop = &StopRequested();
+    // The list of windows is progress enough where it is seen.
     Progress progress("scoring");
+    const bool list_is_seen = isatty(STDOUT_FILENO) != 0 || isatty(STDERR_FILENO) == 0;
     options_.progress = [&](int64_t done, int64_t total, double ppl, double kld) {
       fmt::print("[{}]{:.4f},", done, ppl);
       std::fflush(stdout);
-      progress.Update(static_cast<double>(done) / static_cast<double>(total),
-                      kld_ ? fmt::format("KLD {:.5f}", kld) : std::string());
+      if (!list_is_seen)
+        progress.Update(static_cast<double>(done) / static_cast<double>(total),
+                        kld_ ? fmt::format("KLD {:.5f}", kld) : std::string());
     };
     Result<PerplexityResult> result = Perplexity(*test, base.get(), tokens, options_);
-    fmt::print("\n");
     if (!result.ok()) return result.status();
+    fmt::print("\n");
+    if (result->stopped) Log(fmt::format("stopped after {} windows", result->windows));
     return Report(*model, plan, cache.kind, *result);
   }
 
@@ -90,6 +98,7 @@ class PerplexityCommand : public Command {
                            {"ppl_per_window", r.window_ppl},
                            {"tokens", r.tokens},
                            {"windows", r.windows},
+                           {"stopped", r.stopped},
                            {"mode", mode},
                            {"score", score_},
                            {"activations", model_.activations},

@@ -22,7 +22,8 @@ extern "C" void OnSignal(int signal) {
 
 }  // namespace
 
-void Log(const std::string& line) { fmt::print(stderr, "{}\n", line); }
+// fputs, not fmt::print: a closed stderr must not end the work.
+void Log(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
 Progress::Progress(std::string what)
     : what_(std::move(what)),
@@ -41,11 +42,14 @@ void Progress::Update(double done, const std::string& note) {
     if (open_ && done < 1 && now - last_ < std::chrono::milliseconds(100)) return;
     constexpr int kWidth = 30;
     const int filled = static_cast<int>(done * kWidth);
-    fmt::print(stderr, "\r{} [{}{}] {:3.0f}%{}{}\x1b[K", what_, std::string(filled, '#'),
-               std::string(kWidth - filled, '.'), done * 100, left, note.empty() ? "" : "  " + note);
+    const std::string bar =
+        fmt::format("\r{} [{}{}] {:3.0f}%{}{}\x1b[K", what_, std::string(filled, '#'),
+                    std::string(kWidth - filled, '.'), done * 100, left, note.empty() ? "" : "  " + note);
+    std::fputs(bar.c_str(), stderr);
     std::fflush(stderr);
     open_ = true;
     last_ = now;
+    if (done >= 1) Finish();
     return;
   }
   const int tenth = static_cast<int>(done * 10);
@@ -56,7 +60,7 @@ void Progress::Update(double done, const std::string& note) {
 }
 
 void Progress::Finish() {
-  if (open_) fmt::print(stderr, "\n");
+  if (open_) std::fputs("\n", stderr);
   open_ = false;
 }
 

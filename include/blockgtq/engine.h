@@ -38,7 +38,7 @@ struct GenerationConfig {
   float min_p = 0.05f;       // 0: off
   float repeat_penalty = 1.0f;
   uint64_t seed = 1;
-  std::string system;  // system message of a conversation's first Chat
+  std::string system;  // system message; used by the Chat that begins a conversation, ignored later
 };
 
 struct Generation {

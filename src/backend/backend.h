@@ -108,6 +108,7 @@ class Backend {
   /// Errors: kUnsupported when this backend has no kernel for the plan (names what).
   virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) = 0;
   virtual void SetPrecision(Precision precision) = 0;
+  virtual Precision precision() const = 0;
 
   // Operations on the first `rows` rows of their activations.
   virtual void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) = 0;

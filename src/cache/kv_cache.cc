@@ -122,7 +122,9 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
     impl.sink_tile_tokens = (options.sinks + kSinkUnit - 1) / kSinkUnit * kSinkUnit;
     if (options.recent > 0) {
       // At most recent + 64 tokens are exact, from the start of a page (or later in it) on.
-      impl.window_tiles = (options.recent + kPageTokens - 1) / kPageTokens + 1;
+      // No sequence is longer than the cache.
+      impl.window_tiles = static_cast<int>(std::min<int64_t>(
+          (options.recent + kPageTokens - 1) / kPageTokens + 1, (options.max_tokens - 1) / kPageTokens + 1));
     }
     impl.window_tile_bytes = TileBytes(true, geometry.head_dim, kPageTokens);
     impl.sink_tile_bytes = TileBytes(true, geometry.head_dim, impl.sink_tile_tokens);
@@ -296,11 +298,7 @@ Status KvCache::Truncate(SequenceId id, int64_t length) {
   return Status::Ok();
 }
 
-int64_t KvCache::CodedEndBefore(int64_t position) const {
-  if (!impl_->packed()) return 0;
-  if (impl_->options.recent == 0) return position;
-  return std::max<int64_t>(0, position - impl_->options.recent) / kPageTokens * kPageTokens;
-}
+int64_t KvCache::CodedEndBefore(int64_t position) const { return impl_->CodedEndBefore(position); }
 
 std::byte* KvCache::PageHead(SequenceId sequence, int layer, int kv_head, int64_t tile) {
   return impl_->PageHead(impl_->At(sequence), layer, kv_head, tile);

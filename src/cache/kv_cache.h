@@ -77,8 +77,8 @@ class KvCache {
   /// negative. Nothing changes then.
   Status Reserve(SequenceId id, int64_t tokens);
   /// Declares that every layer has stored `tokens` more tokens and that codes now reach coded_end.
-  /// Precondition: room was reserved; coded_end does not shrink nor pass the new length (0 for uncompressed
-  /// kinds).
+  /// Precondition: room was reserved; coded_end does not shrink nor pass the new length, and reaches at least
+  /// CodedEndBefore(new length) (0 for uncompressed kinds).
   void Commit(SequenceId id, int64_t tokens, int64_t coded_end);
   /// Rolls back to the first `length` tokens: frees pages past it, erases the codes of dropped tokens in the
   /// last page (in a copy, when the page is shared). The exact window may be shorter than `recent`

@@ -1,6 +1,7 @@
 // The state behind KvCache: its books (kv_cache.cc) and what sessions (session.cc) read and fill.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,6 +40,11 @@ struct KvCache::Impl {
   std::vector<std::unique_ptr<Sequence>> sequences;  // by id; null: free
 
   bool packed() const { return options.kind == CacheKind::kPacked; }
+  int64_t CodedEndBefore(int64_t position) const {
+    if (!packed()) return 0;
+    if (options.recent == 0) return position;
+    return std::max<int64_t>(0, position - options.recent) / kPageTokens * kPageTokens;
+  }
   size_t HeadIndex(int layer, int kv_head) const {
     return static_cast<size_t>(layer) * geometry.kv_heads + kv_head;
   }

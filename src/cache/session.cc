@@ -183,6 +183,7 @@ Status SessionCodec::CheckState(const std::string& name, const SequenceState& st
   const bool strict = impl_.packed() && impl_.window_tiles == 0;
   const bool possible = state.coded_end <= state.length && (impl_.packed() || state.coded_end == 0) &&
                         (!strict || state.coded_end == state.length) &&
+                        state.coded_end >= impl_.CodedEndBefore(state.length) &&
                         impl_.WindowRange(state).count() <= impl_.window_tiles;
   if (possible) return Status::Ok();
   return Status(ErrorCode::kCorruptFile, fmt::format("{}: a session of {} tokens cannot have coded_end {}",

@@ -101,6 +101,11 @@ std::string Plan::Hash() const {
   return hash.Hex();
 }
 
+std::string ModelFingerprint::Text() const {
+  return fmt::format("{}/{}/{}/{}/{}/{}/{}/{}/{}/{}", architecture, layers, heads, kv_heads, head_dim,
+                     rope_freq_base, rotary_dims, rope_pairing, rope_scaling_hash, key_weights_hash);
+}
+
 Status ModelFingerprint::ExpectEqual(const ModelFingerprint& model) const {
   if (architecture != model.architecture) return Differs("architecture", architecture, model.architecture);
   if (layers != model.layers) return Differs("layer count", layers, model.layers);

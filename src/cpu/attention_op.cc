@@ -21,6 +21,7 @@ constexpr int64_t kQueryBlock =
     32;  // prompt tokens a task: an unpacked tile serves 32 * (heads / kv_heads) queries
 constexpr int64_t kMinSplitTokens = 512;  // a decode task reads at least this many tokens
 constexpr int64_t kTasksPerThread = 8;    // decode tasks a thread, so that a late thread costs little
+constexpr float kLargestHalf = 65504.0f;
 constexpr float kNoTokens = -std::numeric_limits<float>::infinity();
 
 /// Rows of a slice that attend to the same codes.
@@ -62,10 +63,11 @@ void MergePart(int64_t rows, int dim, const float* part, const float* part_lse, 
   }
 }
 
-bool AllFinite(const float* x, int n) {
-  float sum = 0;  // x - x is 0 for finite x, NaN otherwise
-  for (int i = 0; i < n; ++i) sum += x[i] - x[i];
-  return sum == 0;
+/// True when every |x| is at most `limit` (false for NaN).
+bool Within(const float* x, int n, float limit) {
+  bool within = true;
+  for (int i = 0; i < n; ++i) within &= std::abs(x[i]) <= limit;
+  return within;
 }
 
 /// Buffers of one worker.
@@ -141,7 +143,6 @@ struct AttentionOp::Impl {
   std::vector<Task> tasks;
   std::vector<PreparedQueries> split_queries;
   std::vector<float> parts, parts_lse;  // partial results of split tasks
-  int64_t part_stride = 0;
 };
 
 /// Where tokens of page `tile` are kept exactly while segment `s` runs.
@@ -161,13 +162,16 @@ void AttentionOp::Impl::Rotate(const AttentionCall& call) {
   rope.Reserve(last + kPageTokens);
   q_rot.resize(static_cast<size_t>(rows) * query_heads * dim);
   k_rot.resize(static_cast<size_t>(rows) * kv_heads * dim);
+  // Rotation keeps a pair's length: a key within half of fp16's range stays in it.
+  const float limit =
+      tile_layout.type == ExactType::kHalf ? kLargestHalf / 2 : std::numeric_limits<float>::max();
   const auto rotate_row = [&](const BatchSlice& s, int64_t i) {
     const int64_t row = s.first_row + i, position = s.first_position + i;
     for (int h = 0; h < query_heads; ++h)
       rope.Apply(q_in->row(row) + h * dim, position, RotatedQuery(row, h));
     for (int h = 0; h < kv_heads; ++h) {
       const float* key = k_in->row(row) + h * dim;
-      if (!AllFinite(key, dim) || !AllFinite(v_in->row(row) + h * dim, dim)) NoteNonFinite(position);
+      if (!Within(key, dim, limit) || !Within(v_in->row(row) + h * dim, dim, limit)) NoteNonFinite(position);
       rope.Apply(key, position, RotatedKey(row, h));
     }
   };

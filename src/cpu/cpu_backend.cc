@@ -72,6 +72,10 @@ class CpuBackend : public Backend {
     mode_ = precision == Precision::kFloat ? ActivationMode::kFloat : ActivationMode::kInt8;
   }
 
+  Precision precision() const override {
+    return mode_ == ActivationMode::kFloat ? Precision::kFloat : Precision::kInt8;
+  }
+
   void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       DequantizeRow(Cast(table).view(), tokens[i], Cast(out).row(static_cast<int64_t>(i)));

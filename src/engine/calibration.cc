@@ -64,6 +64,15 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
   CacheOptions cache;
   cache.kind = CacheKind::kFloat;
   cache.max_tokens = static_cast<int64_t>(tokens.size());
+  // The same plan whatever the run's own precision is: measured with float activations.
+  struct FloatPrecision {
+    explicit FloatPrecision(Backend& b) : backend(b), before(b.precision()) {
+      backend.SetPrecision(Precision::kFloat);
+    }
+    ~FloatPrecision() { backend.SetPrecision(before); }
+    Backend& backend;
+    Precision before;
+  } const guard(model.backend());
   BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::Create(model, cache, nullptr));
   BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, context->cache().AddSequence());
   HeadCollector collector(model.config(), static_cast<int64_t>(tokens.size()));
@@ -101,12 +110,44 @@ Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration>
   return plan;
 }
 
+namespace {
+
+/// What plan_head would say of the bits, before minutes are spent on measuring: it is asked with a made-up
+/// head.
+Status CheckRecipe(const LoadedModel& model, const CalibrationOptions& options) {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(options.recipe));
+  if (recipe->kind != CacheKind::kPacked) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("recipe {}: keeps an uncompressed cache and has no plan to calibrate", options.recipe));
+  }
+  const int dim = model.config().head_dim;
+  HeadCalibration sample;
+  StatisticsAccumulator accumulator(dim);
+  for (int t = 0; t < 4; ++t) {
+    std::vector<float> x(static_cast<size_t>(dim));
+    for (int d = 0; d < dim; ++d) x[static_cast<size_t>(d)] = static_cast<float>((t * 7 + d * 3) % 11 - 5);
+    accumulator.AddQuery(x.data());
+    accumulator.AddKey(x.data());
+    sample.keys.insert(sample.keys.end(), x.begin(), x.end());
+    sample.values.insert(sample.values.end(), x.begin(), x.end());
+  }
+  sample.statistics = accumulator.Finish();
+  return recipe->plan_head(sample, options.bits, 0, 0).status();
+}
+
+}  // namespace
+
 Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options) {
+  BGTQ_RETURN_IF_ERROR(CheckRecipe(model, options));
   const auto start = std::chrono::steady_clock::now();
   // Sixteen bytes a token is more than any text of these vocabularies takes on average.
   const std::string_view head =
       text.substr(0, static_cast<size_t>(std::max<int64_t>(options.tokens, 0)) * 16);
   std::vector<Token> tokens = model.tokenizer().Encode(head, false);
+  if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0) {
+    tokens.insert(tokens.begin(), model.tokenizer().bos());
+  }
   const int64_t wanted = std::min(options.tokens, model.config().context_length);
   if (static_cast<int64_t>(tokens.size()) > wanted)
     tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));

@@ -14,7 +14,7 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   }
   auto context = std::unique_ptr<Context>(new Context(model));
   CacheOptions of_model = options;
-  of_model.model = model.fingerprint().key_weights_hash;
+  of_model.model = model.fingerprint().Text();
   BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), of_model, plan));
   BGTQ_ASSIGN_OR_RETURN(context->binding_, model.backend().BindCache(*context->cache_, model.config().rope));
   return context;
@@ -37,7 +37,22 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
                        cache_->state(item.sequence).length, options.strict});
     tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
   }
-  for (const BatchSlice& slice : slices_) BGTQ_RETURN_IF_ERROR(cache_->Reserve(slice.sequence, slice.count));
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (slices_[j].sequence == slices_[i].sequence) {
+        return Status(ErrorCode::kInvalidArgument,
+                      fmt::format("sequence {} stands twice in one batch", slices_[i].sequence));
+      }
+    }
+  }
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const Status reserved = cache_->Reserve(slices_[i].sequence, slices_[i].count);
+    if (reserved.ok()) continue;
+    for (size_t j = 0; j < i; ++j) {  // give back what the others were promised
+      BGTQ_RETURN_IF_ERROR(cache_->Truncate(slices_[j].sequence, slices_[j].first_position));
+    }
+    return reserved;
+  }
   const int64_t rows = static_cast<int64_t>(tokens_.size());
   if (hidden_ == nullptr || hidden_->rows() < rows) {
     hidden_ = model_.backend().MakeActivations(rows, config.embedding);

@@ -20,7 +20,6 @@ namespace {
 struct Conversation {
   SequenceId sequence = 0;
   std::vector<Token> tokens;  // all of the text so far; the last one may not be in the cache yet
-  std::vector<ChatMessage> messages;
 };
 
 SamplerOptions SamplerOf(const GenerationConfig& config) {
@@ -51,18 +50,13 @@ struct Engine::Impl {
     return &found->second;
   }
 
-  /// Makes the conversation's text `wanted`, reusing what the cache shares with it, and continues from there.
-  Result<Generation> Continue(Conversation& c, const std::vector<Token>& wanted,
-                              const GenerationConfig& config,
+  /// Appends `added` to the conversation's text and continues it. On failure the conversation is as it was.
+  Result<Generation> Continue(Conversation& c, std::span<const Token> added, const GenerationConfig& config,
                               const std::function<void(std::string_view)>& on_piece) {
-    const int64_t stored = context->cache().state(c.sequence).length;
-    const size_t limit = std::min({static_cast<size_t>(stored), c.tokens.size(), wanted.size()});
-    size_t shared = 0;
-    while (shared < limit && c.tokens[shared] == wanted[shared]) ++shared;
-    if (shared == wanted.size() && shared > 0) --shared;  // the last token runs again: its logits are needed
-    BGTQ_RETURN_IF_ERROR(context->cache().Truncate(c.sequence, static_cast<int64_t>(shared)));
-    c.tokens.assign(wanted.begin(), wanted.begin() + static_cast<int64_t>(shared));
-
+    if (config.max_new_tokens < 1) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("max_new_tokens {}: must be at least 1", config.max_new_tokens));
+    }
     Utf8Stream stream;
     Generation generation;
     const auto emit = [&](const std::string& text) {
@@ -73,21 +67,30 @@ struct Engine::Impl {
     options.max_new_tokens = config.max_new_tokens;
     options.sampler = SamplerOf(config);
     options.on_piece = [&](std::string_view piece) { emit(stream.Push(piece)); };
-    const std::span<const Token> prompt = std::span<const Token>(wanted).subspan(shared);
-    BGTQ_ASSIGN_OR_RETURN(const GenerateResult result,
-                          Generate(*context, c.sequence, c.tokens, prompt, options));
+    // The last token that was drawn is not in the cache yet: it comes first.
+    const int64_t stored = context->cache().state(c.sequence).length;
+    std::vector<Token> prompt(c.tokens.begin() + stored, c.tokens.end());
+    prompt.insert(prompt.end(), added.begin(), added.end());
+    std::vector<Token> history(c.tokens.begin(), c.tokens.begin() + stored);
+    Result<GenerateResult> result = Generate(*context, c.sequence, history, prompt, options);
+    if (!result.ok()) {
+      BGTQ_RETURN_IF_ERROR(context->cache().Truncate(c.sequence, stored));
+      return result.status();
+    }
+    c.tokens = std::move(history);
     emit(stream.Finish());
-    generation.prompt_tokens = result.prompt_tokens;
-    generation.new_tokens = static_cast<int64_t>(result.tokens.size());
-    generation.prompt_ms = result.prompt_ms;
-    generation.decode_ms = result.decode_ms;
-    generation.ended = result.reason == StopReason::kEnd;
+    generation.prompt_tokens = result->prompt_tokens;
+    generation.new_tokens = static_cast<int64_t>(result->tokens.size());
+    generation.prompt_ms = result->prompt_ms;
+    generation.decode_ms = result->decode_ms;
+    generation.ended = result->reason == StopReason::kEnd;
     return generation;
   }
 
-  std::vector<Token> Beginning() const {
+  /// What a new conversation starts with.
+  std::vector<Token> Beginning(bool with_bos) const {
     const Tokenizer& tokenizer = model->tokenizer();
-    if (tokenizer.add_bos() && tokenizer.bos() >= 0) return {tokenizer.bos()};
+    if ((with_bos || tokenizer.add_bos()) && tokenizer.bos() >= 0) return {tokenizer.bos()};
     return {};
   }
 };
@@ -98,6 +101,10 @@ Engine::~Engine() = default;
 Result<std::unique_ptr<Engine>> Engine::Open(const EngineConfig& config) {
   auto engine = std::unique_ptr<Engine>(new Engine());
   Impl& m = *engine->impl_;
+  if (config.context_tokens < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("context_tokens {}: must be >= 0", config.context_tokens));
+  }
   BGTQ_ASSIGN_OR_RETURN(m.model, LoadedModel::Open(config.model_path, {config.device, config.threads}));
   CacheChoice choice;
   choice.recipe = config.recipe;
@@ -136,10 +143,12 @@ Result<Generation> Engine::Complete(ConversationId conversation, std::string_vie
                                     const GenerationConfig& config,
                                     const std::function<void(std::string_view)>& on_piece) {
   BGTQ_ASSIGN_OR_RETURN(Conversation * c, impl_->Find(conversation));
-  std::vector<Token> wanted = c->tokens.empty() ? impl_->Beginning() : c->tokens;
-  const std::vector<Token> added = impl_->model->tokenizer().Encode(text, false);
-  wanted.insert(wanted.end(), added.begin(), added.end());
-  return impl_->Continue(*c, wanted, config, on_piece);
+  if (text.empty())
+    return Status(ErrorCode::kInvalidArgument, "the text is empty: there is nothing to continue");
+  std::vector<Token> added = c->tokens.empty() ? impl_->Beginning(false) : std::vector<Token>();
+  const std::vector<Token> ids = impl_->model->tokenizer().Encode(text, false);
+  added.insert(added.end(), ids.begin(), ids.end());
+  return impl_->Continue(*c, added, config, on_piece);
 }
 
 Result<Generation> Engine::Chat(ConversationId conversation, std::string_view message,
@@ -147,17 +156,20 @@ Result<Generation> Engine::Chat(ConversationId conversation, std::string_view me
                                 const std::function<void(std::string_view)>& on_piece) {
   BGTQ_ASSIGN_OR_RETURN(Conversation * c, impl_->Find(conversation));
   BGTQ_ASSIGN_OR_RETURN(const RecognizedTemplate chat, impl_->model->chat_template());
-  std::vector<ChatMessage> messages = c->messages;
-  if (messages.empty() && !config.system.empty()) messages.push_back({"system", config.system});
-  messages.push_back({"user", std::string(message)});
-  BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(chat, messages));
-  std::vector<Token> wanted = impl_->Beginning();
+  std::vector<Token> added;
+  std::string rendered;
+  if (c->tokens.empty()) {
+    std::vector<ChatMessage> messages;
+    if (!config.system.empty()) messages.push_back({"system", config.system});
+    messages.push_back({"user", std::string(message)});
+    BGTQ_ASSIGN_OR_RETURN(rendered, RenderChat(chat, messages));
+    added = impl_->Beginning(BeginsWithBos(chat));
+  } else {
+    BGTQ_ASSIGN_OR_RETURN(rendered, RenderNextTurn(chat, message));
+  }
   const std::vector<Token> ids = impl_->model->tokenizer().Encode(rendered, true);
-  wanted.insert(wanted.end(), ids.begin(), ids.end());
-  BGTQ_ASSIGN_OR_RETURN(Generation generation, impl_->Continue(*c, wanted, config, on_piece));
-  messages.push_back({"assistant", generation.text});
-  c->messages = std::move(messages);
-  return generation;
+  added.insert(added.end(), ids.begin(), ids.end());
+  return impl_->Continue(*c, added, config, on_piece);
 }
 
 Result<CacheUse> Engine::Use(ConversationId conversation) const {
@@ -168,7 +180,7 @@ Result<CacheUse> Engine::Use(ConversationId conversation) const {
 }
 
 Status Engine::Save(ConversationId conversation, const std::string& path) {
-  BGTQ_ASSIGN_OR_RETURN(const Conversation* c, impl_->Find(conversation));
+  BGTQ_ASSIGN_OR_RETURN(Conversation * c, impl_->Find(conversation));
   BGTQ_RETURN_IF_ERROR(StorePending(*impl_->context, c->sequence, c->tokens));
   return SaveSession(impl_->context->cache(), c->sequence, c->tokens, path);
 }
@@ -176,7 +188,7 @@ Status Engine::Save(ConversationId conversation, const std::string& path) {
 Result<ConversationId> Engine::Load(const std::string& path) {
   BGTQ_ASSIGN_OR_RETURN(LoadedSession loaded, LoadSession(impl_->context->cache(), path));
   const ConversationId id = impl_->next_id++;
-  impl_->conversations.emplace(id, Conversation{loaded.sequence, std::move(loaded.tokens), {}});
+  impl_->conversations.emplace(id, Conversation{loaded.sequence, std::move(loaded.tokens)});
   return id;
 }
 

@@ -59,8 +59,9 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
     history.push_back(token);
     if (options.on_piece) options.on_piece(tokenizer.Piece(token));
     if (static_cast<int64_t>(result.tokens.size()) == options.max_new_tokens) break;
-    if (context.cache().free_tokens() < kPageTokens &&
-        !context.cache().Reserve(sequence, 1).ok()) {  // the last page is full and no other is free
+    const int64_t length = context.cache().state(sequence).length;
+    if ((options.context_tokens > 0 && length >= options.context_tokens) ||
+        !context.cache().Reserve(sequence, 1).ok()) {  // no room for one more
       result.reason = StopReason::kContextFull;
       break;
     }
@@ -73,9 +74,12 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
   return result;
 }
 
-Status StorePending(Context& context, SequenceId sequence, std::span<const Token> history) {
-  const int64_t stored = context.cache().state(sequence).length;
-  return context.Append(sequence, history.subspan(static_cast<size_t>(stored)), {}, {});
+Status StorePending(Context& context, SequenceId sequence, std::vector<Token>& history) {
+  const size_t stored = static_cast<size_t>(context.cache().state(sequence).length);
+  const Status status = context.Append(sequence, std::span<const Token>(history).subspan(stored), {}, {});
+  if (status.code() != ErrorCode::kOutOfMemory) return status;
+  history.resize(static_cast<size_t>(context.cache().state(sequence).length));
+  return Status::Ok();
 }
 
 }  // namespace blockgtq

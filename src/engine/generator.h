@@ -17,6 +17,7 @@ struct GenerateOptions {
   int64_t max_new_tokens = 128;
   bool ignore_end = false;  // go on past end-of-generation tokens
   SamplerOptions sampler;
+  int64_t context_tokens = 0;  // the sequence grows no longer than this; 0: as long as the cache has pages
   int64_t batch = Context::kDefaultBatch;
   const std::atomic<bool>* stop = nullptr;               // set by a signal handler; may be null
   std::function<void(std::string_view piece)> on_piece;  // bytes of each new token; may be empty
@@ -40,7 +41,8 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
                                 std::span<const Token> prompt, const GenerateOptions& options);
 
 /// Runs the tokens of history that the cache does not hold yet (the last one that was drawn), so that a saved
-/// session is the whole text. Errors: those of Context::Run.
-Status StorePending(Context& context, SequenceId sequence, std::span<const Token> history);
+/// session is the whole text. Where the cache has no room for them they are dropped from history. Errors:
+/// those of Context::Run, but for a full cache.
+Status StorePending(Context& context, SequenceId sequence, std::vector<Token>& history);
 
 }  // namespace blockgtq

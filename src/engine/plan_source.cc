@@ -22,24 +22,42 @@ Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& ch
                                        std::string_view bundled_text,
                                        const std::function<void(const std::string&)>& log,
                                        const std::function<void(double)>& progress) {
-  const auto matching = [&](const std::string& path) -> Result<std::optional<Plan>> {
+  const auto matching = [&](const std::string& path) -> Result<Plan> {
     BGTQ_ASSIGN_OR_RETURN(Plan plan, LoadPlan(path));
     BGTQ_RETURN_IF_ERROR(
         plan.model.ExpectEqual(model.fingerprint())
             .WithContext(fmt::format("{}: this plan was made for another model (calibrate again, or "
                                      "remove the file)",
                                      path)));
-    return std::optional<Plan>(std::move(plan));
+    const Result<const Recipe*> made_with = FindRecipe(plan.recipe);
+    if (!made_with.ok() || (*made_with)->kind != CacheKind::kPacked) {
+      return Status(ErrorCode::kCorruptFile,
+                    fmt::format("{}: recipe '{}' makes no plan; calibrate again", path, plan.recipe));
+    }
+    return plan;
   };
-  if (!choice.plan_file.empty()) return matching(choice.plan_file);
+  if (!choice.plan_file.empty()) {
+    BGTQ_ASSIGN_OR_RETURN(Plan named, matching(choice.plan_file));
+    return std::optional<Plan>(std::move(named));
+  }
 
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
   if (recipe->kind != CacheKind::kPacked) return std::optional<Plan>();
   const std::string path = PlanPathFor(model.path(), choice);
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored)) {
+    BGTQ_ASSIGN_OR_RETURN(Plan plan, matching(path));
+    if (plan.recipe != choice.recipe || plan.k_bits != choice.k_bits || plan.v_bits != choice.v_bits ||
+        plan.seed != choice.plan_seed) {
+      return Status(
+          ErrorCode::kMismatch,
+          fmt::format(
+              "{}: holds a plan of recipe {}, {}, seed {}, not what its name says; remove the file or "
+              "name a plan with --plan",
+              path, plan.recipe, BitsName(plan.k_bits, plan.v_bits), plan.seed));
+    }
     log(fmt::format("plan: {}", path));
-    return matching(path);
+    return std::optional<Plan>(std::move(plan));
   }
   CalibrationOptions options;
   options.recipe = choice.recipe;

@@ -18,7 +18,14 @@ constexpr int64_t kLogitRows = 64;  // rows of logits held at a time, of each co
 
 struct Scores {
   std::vector<double> nll, base_nll, kld, overlap;
-  int64_t same_top1 = 0;
+  std::vector<bool> same_top1;
+  /// Keeps the first `positions`.
+  void Shorten(size_t positions) {
+    nll.resize(positions);
+    for (std::vector<double>* of_base : {&base_nll, &kld, &overlap})
+      of_base->resize(std::min(of_base->size(), positions));
+    same_top1.resize(std::min(same_top1.size(), positions));
+  }
 };
 
 double Mean(std::span<const double> x) {
@@ -72,7 +79,7 @@ void ScoreRows(Context& test, Context* base, std::span<const Token> window, int6
     for (const LogitComparison& c : comparisons) {
       scores.kld.push_back(c.kld);
       scores.overlap.push_back(c.top10_overlap);
-      scores.same_top1 += c.same_top1;
+      scores.same_top1.push_back(c.same_top1);
     }
   }
 }
@@ -88,6 +95,10 @@ Status ScoreWindow(Context& test, Context* base, std::span<const Token> window,
   }
   Status status;
   for (int64_t begin = 0; begin < options.window && status.ok(); begin += Context::kDefaultBatch) {
+    if (options.stop != nullptr && options.stop->load()) {
+      status = Status(ErrorCode::kCancelled, "stopped before the first window was done");
+      break;
+    }
     const int64_t count = std::min(Context::kDefaultBatch, options.window - begin);
     const std::span<const Token> tokens =
         window.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
@@ -124,20 +135,30 @@ Result<PerplexityResult> Perplexity(Context& test, Context* base, std::span<cons
             "fewer --chunks",
             tokens.size(), whole, options.window, std::max<int64_t>(windows, 1)));
   }
-  ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  ThreadPool pool(options.threads > 0 ? options.threads
+                                      : static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   Scores scores;
   std::vector<Token> window;
   PerplexityResult result;
   for (int64_t w = 0; w < windows; ++w) {
-    if (options.stop != nullptr && options.stop->load()) {
-      if (w == 0) return Status(ErrorCode::kCancelled, "stopped before the first window was done");
+    const size_t before = scores.nll.size();
+    window.assign(tokens.begin() + w * options.window, tokens.begin() + (w + 1) * options.window);
+    if (options.bos >= 0) window[0] = options.bos;
+    const Status status = ScoreWindow(test, base, window, options, pool, scores);
+    if (status.code() == ErrorCode::kCancelled && w > 0) {  // the whole windows count, the cut one does not
+      scores.Shorten(before);
+      result.stopped = true;
       break;
     }
-    const size_t before = scores.nll.size();
-    BGTQ_RETURN_IF_ERROR(ScoreWindow(
-        test, base,
-        tokens.subspan(static_cast<size_t>(w * options.window), static_cast<size_t>(options.window)), options,
-        pool, scores));
+    BGTQ_RETURN_IF_ERROR(status);
+    for (size_t at = before; at < scores.nll.size(); ++at) {
+      if (!std::isfinite(scores.nll[at])) {
+        return Status(
+            ErrorCode::kNonFinite,
+            fmt::format("window {}: a logit is NaN or infinite; the model file or its numerics are damaged",
+                        w + 1));
+      }
+    }
     result.window_ppl.push_back(std::exp(Mean(std::span<const double>(scores.nll).subspan(before))));
     ++result.windows;
     if (options.progress) options.progress(w + 1, windows, std::exp(Mean(scores.nll)), Mean(scores.kld));
@@ -151,7 +172,8 @@ Result<PerplexityResult> Perplexity(Context& test, Context* base, std::span<cons
     result.kld_se = StandardError(scores.kld);
     result.kld_median = Quantile(scores.kld, 0.5);
     result.kld_p99 = Quantile(scores.kld, 0.99);
-    result.top1 = static_cast<double>(scores.same_top1) / static_cast<double>(result.tokens);
+    result.top1 = static_cast<double>(std::count(scores.same_top1.begin(), scores.same_top1.end(), true)) /
+                  static_cast<double>(result.tokens);
     result.top10_overlap = Mean(scores.overlap);
   }
   return result;

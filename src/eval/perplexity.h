@@ -20,6 +20,7 @@ struct PerplexityOptions {
   /// After each window: windows done, windows in all, perplexity so far, mean KLD so far (0 without a base).
   std::function<void(int64_t done, int64_t total, double ppl, double kld)> progress;
   const std::atomic<bool>* stop = nullptr;
+  int threads = 0;  // that compare logits; 0: one a core
 };
 
 struct PerplexityResult {
@@ -31,12 +32,14 @@ struct PerplexityResult {
   double top10_overlap = 0;  // mean share of the ten likeliest tokens in common
   int64_t tokens = 0;        // positions scored
   int64_t windows = 0;
+  bool stopped = false;            // by options.stop, before all windows were done
   std::vector<double> window_ppl;  // of each window alone
 };
 
 /// base: a context with an fp16 cache of the same model, or nullptr for perplexity alone. Both contexts need
 /// room for a window. Errors: kInvalidArgument when the text has no whole window or the window does not fit
-/// the model's context; kCancelled when stopped before the first window is done; those of Context::Run.
+/// the model's context; kCancelled when stopped before the first window is done; kNonFinite; those of
+/// Context::Run.
 Result<PerplexityResult> Perplexity(Context& test, Context* base, std::span<const Token> tokens,
                                     const PerplexityOptions& options);
 

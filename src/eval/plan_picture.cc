@@ -18,9 +18,21 @@ struct Layout {
   double left = 74, top = 62, cell_width, cell_height, gap = 3;
 };
 
+std::string Escaped(const std::string& text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '<' || c == '>' || c == '&' || static_cast<unsigned char>(c) < 0x20) {
+      out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : " ";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
 std::string Text(double x, double y, const char* anchor, int size, const std::string& text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\">{}</text>\n", x, y,
-                     anchor, size, text);
+                     anchor, size, Escaped(text));
 }
 
 }  // namespace
@@ -81,7 +93,8 @@ std::string PlanPicture(const Plan& plan) {
     const double share = 100.0 * counts[static_cast<size_t>(w)] / (static_cast<double>(rows) * blocks);
     legend += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x,
                           legend_y, kColours[static_cast<size_t>(w)]);
-    legend += Text(x + 19, legend_y + 11.5, "start", 12, fmt::format("{} bit, {:.0f}%", w, share));
+    legend += Text(x + 19, legend_y + 11.5, "start", 12,
+                   fmt::format("{} bit{}, {:.0f}%", w, w == 1 ? "" : "s", share));
     x += 92;
   }
   const double axis_y = layout.top + plot_height + 22;

@@ -3,12 +3,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -29,8 +31,19 @@ std::string FolderOf(const std::string& path) {
 
 }  // namespace
 
-Result<AtomicFile> AtomicFile::Create(const std::string& path) {
+Result<AtomicFile> AtomicFile::Create(const std::string& asked) {
   static std::atomic<unsigned> counter{0};
+  std::string path = asked;
+  struct stat target {};
+  if (stat(asked.c_str(), &target) == 0) {
+    if (!S_ISREG(target.st_mode)) {  // renaming over a device would destroy it
+      return Status(ErrorCode::kIo, asked + ": is no regular file and cannot be replaced; name another path");
+    }
+    char* resolved = realpath(asked.c_str(), nullptr);  // a link keeps pointing at what is written
+    if (resolved == nullptr) return IoError(asked, "resolve", errno);
+    path = resolved;
+    std::free(resolved);
+  }
   for (int attempt = 0; attempt < 100; ++attempt) {
     // Not mkstemp: the file must get the permissions that the user's umask gives.
     std::string temporary = fmt::format("{}.{}-{}.tmp", path, getpid(), counter++);

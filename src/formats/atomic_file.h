@@ -13,6 +13,8 @@ namespace blockgtq {
 /// the destructor removes the temporary. Errors: kIo with errno's text (a full disk among them).
 class AtomicFile {
  public:
+  /// A link is followed. Errors: also kIo when path names something else than a regular file (a device, a
+  /// folder).
   static Result<AtomicFile> Create(const std::string& path);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "src/formats/message.h"
 #include "src/models/llama.h"
 #include "src/models/model.h"
 #include "src/models/qwen2.h"

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/formats/message.h"
+
 namespace blockgtq {
 namespace {
 
@@ -38,12 +40,15 @@ Status ReadRope(const GgufFile& file, const std::string& arch, RopePairing pairi
   if (!std::isfinite(rope.freq_base) || rope.freq_base <= 1.0) {
     return Corrupt(file, fmt::format("{}.rope.freq_base is {}", arch, rope.freq_base));
   }
+  // As llama.cpp reads them: an older key, and a factor without a type means linear.
+  const bool has_factor = file.FindValue(arch + ".rope.scaling.factor") != nullptr;
+  const std::string factor_key = arch + (has_factor ? ".rope.scaling.factor" : ".rope.scale_linear");
+  BGTQ_ASSIGN_OR_RETURN(const double factor, file.GetFloatOr(factor_key, 1.0));
   BGTQ_ASSIGN_OR_RETURN(const std::string_view scaling,
-                        file.GetStringOr(arch + ".rope.scaling.type", "none"));
-  BGTQ_ASSIGN_OR_RETURN(const double factor, file.GetFloatOr(arch + ".rope.scaling.factor", 1.0));
+                        file.GetStringOr(arch + ".rope.scaling.type", factor == 1.0 ? "none" : "linear"));
   if (scaling == "linear") {
     if (!(factor > 0) || !std::isfinite(factor)) {
-      return Corrupt(file, fmt::format("{}.rope.scaling.factor is {}", arch, factor));
+      return Corrupt(file, fmt::format("{} is {}", factor_key, factor));
     }
     rope.linear_scale = factor;
   } else if (scaling != "none") {
@@ -51,7 +56,7 @@ Status ReadRope(const GgufFile& file, const std::string& arch, RopePairing pairi
         ErrorCode::kUnsupported,
         fmt::format("{}: RoPE scaling '{}' is not supported by this build (none, linear and Llama 3's "
                     "rope_freqs are)",
-                    file.name(), scaling));
+                    file.name(), Printable(scaling)));
   }
   if (const GgufTensor* divisors = file.FindTensor("rope_freqs.weight")) {
     if (divisors->view.cols != rotary / 2 || divisors->view.rows != 1) {
@@ -70,11 +75,42 @@ Status ReadRope(const GgufFile& file, const std::string& arch, RopePairing pairi
 
 }  // namespace
 
+namespace {
+
+/// Keys that would change the forward pass and that no family here has: refused unless they say nothing.
+Status RefuseUnknownMeanings(const GgufFile& file, const std::string& arch) {
+  static constexpr const char* kKeys[] = {".attention.scale",
+                                          ".attention.clamp_kqv",
+                                          ".attention.max_alibi_bias",
+                                          ".expert_count",
+                                          ".logit_scale",
+                                          ".residual_scale",
+                                          ".embedding_scale",
+                                          ".attn_logit_softcapping",
+                                          ".final_logit_softcapping"};
+  for (const char* key : kKeys) {
+    BGTQ_ASSIGN_OR_RETURN(const double value, file.GetFloatOr(arch + key, 0.0));
+    if (value == 0.0) continue;
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{}: {}{} = {} is not supported by this build", file.name(), arch, key, value));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const bool causal, file.GetBoolOr(arch + ".attention.causal", true));
+  if (!causal) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("{}: {}.attention.causal = false is not supported by this build", file.name(), arch));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
 Result<ModelConfig> ReadModelConfig(const GgufFile& file, RopePairing pairing) {
   ModelConfig config;
   BGTQ_ASSIGN_OR_RETURN(const std::string_view arch_view, file.GetString("general.architecture"));
   const std::string arch(arch_view);
   config.architecture = arch;
+  BGTQ_RETURN_IF_ERROR(RefuseUnknownMeanings(file, arch));
   BGTQ_ASSIGN_OR_RETURN(const int64_t layers, Dimension(file, arch + ".block_count", kMaxLayers));
   const std::string head_key = arch + ".attention.head_count", kv_key = arch + ".attention.head_count_kv";
   for (const std::string& key : {head_key, kv_key}) {
@@ -112,7 +148,7 @@ Result<ModelConfig> ReadModelConfig(const GgufFile& file, RopePairing pairing) {
                     file.name(), head_dim, kUnitDims));
   }
   BGTQ_ASSIGN_OR_RETURN(const int64_t window, file.GetIntOr(arch + ".attention.sliding_window", 0));
-  if (window > 0 && window < config.context_length) {
+  if (window != 0 && window < config.context_length) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("{}: sliding-window attention ({} tokens) is not supported by this build",
                               file.name(), window));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "src/text/jinja_canonical.h"
 #include "src/text/utf8.h"
@@ -201,6 +202,18 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
   }
   return chat_template.kind == ChatTemplate::kChatMl ? RenderChatMl(chat_template, messages)
                                                      : RenderLlama3(chat_template, messages);
+}
+
+Result<std::string> RenderNextTurn(const RecognizedTemplate& chat_template, std::string_view message) {
+  constexpr std::string_view kAnswer = "\x02\x03";  // stands for the answer; cut away with all before it
+  const std::vector<ChatMessage> messages = {
+      {"user", ""}, {"assistant", std::string(kAnswer)}, {"user", std::string(message)}};
+  BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(chat_template, messages));
+  return rendered.substr(rendered.find(kAnswer) + kAnswer.size());
+}
+
+bool BeginsWithBos(const RecognizedTemplate& chat_template) {
+  return chat_template.kind == ChatTemplate::kLlama3;
 }
 
 }  // namespace blockgtq

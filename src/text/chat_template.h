@@ -34,4 +34,11 @@ Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja);
 Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
                                std::span<const ChatMessage> messages);
 
+/// What follows an assistant's answer in a chat that goes on: the end of its turn, the user's `message`, the
+/// opening of the assistant's next turn.
+Result<std::string> RenderNextTurn(const RecognizedTemplate& chat_template, std::string_view message);
+
+/// True when the template itself puts BOS first (Llama 3), whatever the tokenizer says of adding it.
+bool BeginsWithBos(const RecognizedTemplate& chat_template);
+
 }  // namespace blockgtq

@@ -249,10 +249,6 @@ class CacheModel {
   void AppendToken(SequenceId id, Sequence& sequence, uint32_t token) {
     const int64_t position = sequence.tokens.size();
     const int slot = position % 64;
-    if (packed_) {
-      const int64_t coded = std::max(sequence.coded_end, cache->CodedEndBefore(position));
-      for (; sequence.coded_end < coded; ++sequence.coded_end) Encode(id, sequence, sequence.coded_end);
-    }
     sequence.tokens.push_back(token);
     const CacheOptions& options = cache->options();
     ForEachHead([&](int layer, int head) {
@@ -269,7 +265,10 @@ class CacheModel {
                    layer, head);
       }
     });
-    if (packed_ && options.recent == 0) Encode(id, sequence, sequence.coded_end++);
+    if (packed_) {
+      const int64_t coded = std::max(sequence.coded_end, cache->CodedEndBefore(position + 1));
+      for (; sequence.coded_end < coded; ++sequence.coded_end) Encode(id, sequence, sequence.coded_end);
+    }
   }
 
   void CheckSequence(SequenceId id, const Sequence& sequence) const {

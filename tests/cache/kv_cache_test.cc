@@ -156,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, CacheBooks, testing::ValuesIn(kSettings),
 TEST(KvCache, CodesReachTheLastPageThatEndsBeforeTheWindow) {
   const Plan plan = TestPlan(1, 1);
   const auto make = [&](CacheKind kind, int recent) {
-    return KvCache::Create({1, 1, 32}, {kind, 0, recent, 64, ""}, &plan).value();
+    return KvCache::Create({1, 1, 32}, {kind, 0, recent, 6400, ""}, &plan).value();
   };
   const auto window = make(CacheKind::kPacked, 64);
   EXPECT_EQ(window->window_tiles(), 2);
@@ -175,7 +175,7 @@ TEST(KvCache, CodesReachTheLastPageThatEndsBeforeTheWindow) {
 
 TEST(KvCache, ConsecutiveWindowTilesAreDistinctAndTheRingCloses) {
   const Plan plan = TestPlan(2, 2);
-  const auto cache = KvCache::Create({2, 2, 32}, {CacheKind::kPacked, 4, 100, 64, ""}, &plan).value();
+  const auto cache = KvCache::Create({2, 2, 32}, {CacheKind::kPacked, 4, 100, 640, ""}, &plan).value();
   const SequenceId id = *cache->AddSequence();
   const int64_t tile_bytes = ExactTileBytes(true, 32, 64);
   std::vector<std::byte*> tiles;

@@ -145,7 +145,14 @@ class CommandLine(unittest.TestCase):
         self.fails(code=2, needs=[])
         self.fails("no-such-command", code=2, needs=[])
         self.fails("generate", "-m", self.model, "--no-such-flag", code=2, needs=["--no-such-flag"])
-        self.fails("generate", "-m", self.model, "-p", "a", "-f", self.text, code=2, needs=["excludes"])
+        self.fails("generate", "-m", self.model, "-p", "a", "-f", self.text, code=2, needs=["--prompt"])
+        self.fails("generate", "-m", self.model, code=2, needs=["--prompt"])
+        self.fails("no-such-command", code=2, needs=["no-such-command"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--temp", -1, code=2, needs=["--temp"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--system", "b", code=2, needs=["--chat"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--plan", "", code=2, needs=["--plan"])
+        self.fails("perplexity", "-m", self.model, "-f", "", code=2, needs=["--file"])
+        self.fails("perplexity", "-m", self.model, "-c", 0, code=2, needs=["--context"])
         self.fails("generate", "-m", self.model, "-p", "a", "-n", "many", code=2, needs=["many"])
         self.fails("generate", "-m", self.model, "-p", "a", "--sinks", "65", code=2, needs=["--sinks"])
         self.fails("generate", "-m", self.model, "-p", "a", "--plan", "x", "-K", 2, code=2, needs=["excludes"])
@@ -170,13 +177,12 @@ class CommandLine(unittest.TestCase):
         self.fails("generate", "-m", self.model, "-p", "a", "--recipe", "magic", needs=["magic", "aligned"])
         self.fails("generate", "-m", self.model, "-p", "a", "-K", 0.5, needs=["0.5"])
         self.fails("generate", "-m", self.model, "-p", "a", "-V", 2.5, needs=["2.5"])
-        self.fails("generate", "-m", self.model, "-p", "a", "--temp", -1, needs=["--temp"])
         self.fails("perplexity", "-m", self.model, "-f", self.text, "-c", 512, "--chunks", 50, needs=["--chunks"])
         self.fails("perplexity", "-m", self.model, "-f", self.text, "-c", 1024, needs=["512"])
         self.fails("calibrate", "-m", self.model, "-f", "/dev/null", needs=["tokens"])
         self.fails("calibrate", "-m", self.model, "--tokens", 64, "-o", "/proc/none/plan", needs=["/proc/none"])
         bad = self.folder / "ids.json"
-        bad.write_text('{"ids": [1]}')
+        bad.write_text('{"other": [1]}')
         self.fails("detokenize", "-m", self.model, "--tokens", bad, needs=["ids.json", "list"])
         bad.write_text("[1, 256]")
         self.fails("detokenize", "-m", self.model, "--tokens", bad, needs=["256"])
@@ -188,6 +194,51 @@ class CommandLine(unittest.TestCase):
         self.ok("calibrate", "-m", self.model, "--tokens", 64, "-o", plan)
         other = DATA / "models/qwen2.gguf"
         self.fails("generate", "-m", other, "-p", "a", "--plan", plan, needs=["plan.safetensors", "architecture"])
+
+    def test_a_full_context_keeps_text_timings_and_session(self):
+        session = self.folder / "full.session"
+        args = ("generate", "-m", self.model, "-p", "abcd", "-n", 1000, "--ignore-eos", "--temp", 0, "-c", 50)
+        full, _ = self.ok(*args, "--session", session)
+        self.assertEqual((full["stop_reason"], full["prompt_tokens"] + full["decoded"]), ("context_full", 50))
+        self.assertTrue(session.exists())
+
+    def test_ids_of_tokenize_go_straight_into_logits(self):
+        ids = self.folder / "ids.json"
+        self.assertEqual(run("tokenize", "-m", self.model, "-p", "the cat", "--json", ids).returncode, 0)
+        done, _ = self.ok("logits", "-m", self.model, "--recipe", "fp16", "--tokens", ids, "-o", self.folder / "l")
+        self.assertEqual(done["tokens"], 6)
+
+    def test_settings_that_mean_nothing_are_refused(self):
+        self.fails("generate", "-m", self.model, "-p", "a", "--recipe", "fp16", "-K", 2, needs=["-K", "fp16"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--recipe", "fp32", "--no-buffer", needs=["--no-buffer"])
+
+    def test_no_output_replaces_an_input_or_a_device(self):
+        before = self.model.read_bytes()
+        self.fails("calibrate", "-m", self.model, "--tokens", 64, "-o", self.model, needs=["tiny.gguf"])
+        self.fails("tokenize", "-m", self.model, "-f", self.text, "--json", self.text, needs=["text.txt"])
+        self.assertEqual(self.model.read_bytes(), before)
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        self.fails("calibrate", "-m", self.model, "--tokens", 64, "-o", pipe, needs=["pipe"])
+        self.assertTrue(pipe.is_fifo())
+
+    def test_a_folder_or_a_closed_stream_is_an_error_not_a_crash(self):
+        self.fails("tokenize", "-m", self.model, "-f", self.folder, needs=["folder"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--session", "s" * 300, needs=["s" * 300])
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([BLOCKGTQ, "tokenize", "-m", self.model, "-p", "a"], stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+        done = subprocess.run(f"{BLOCKGTQ} generate -m {self.model} -p a -n 2 2>&-", shell=True, stdout=subprocess.PIPE)
+        self.assertEqual(done.returncode, 0)
+
+    def test_a_plan_that_is_not_what_its_name_says_is_refused(self):
+        plan = f"{self.model}.K3V3.bgtq.safetensors"
+        self.ok("calibrate", "-m", self.model, "--tokens", 64, "-K", 4, "-V", 4, "-o", plan)
+        self.fails("generate", "-m", self.model, "-p", "a", needs=["K4V4"])
+
+    def test_bits_are_checked_before_anything_is_measured(self):
+        done = self.fails("calibrate", "-m", self.model, "-K", 9, needs=["9"])
+        self.assertNotIn(b"calibrating", done.stderr)
 
     def test_json_that_cannot_be_written_is_an_error(self):
         self.fails("tokenize", "-m", self.model, "-p", "a", "--json", "/proc/none/out.json", needs=["/proc/none"])

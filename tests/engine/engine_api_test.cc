@@ -94,6 +94,19 @@ TEST_F(EngineApi, ConversationsDoNotSeeEachOther) {
   EXPECT_EQ(engine->Complete(second, "one two three", greedy_, {})->text, expected);
 }
 
+TEST_F(EngineApi, ARefusedCallLeavesTheConversationAsItWas) {
+  const auto engine = Open();
+  const ConversationId id = *engine->NewConversation(), twin = *engine->NewConversation();
+  ASSERT_TRUE(engine->Complete(id, "one two", greedy_, {}).ok());
+  ASSERT_TRUE(engine->Complete(twin, "one two", greedy_, {}).ok());
+  GenerationConfig bad = greedy_;
+  bad.temperature = -1;
+  EXPECT_FALSE(engine->Complete(id, " three", bad, {}).ok());
+  EXPECT_FALSE(engine->Complete(id, std::string(900, 'x'), greedy_, {}).ok());  // more than the cache holds
+  EXPECT_EQ(engine->Complete(id, " three", greedy_, {})->text,
+            engine->Complete(twin, " three", greedy_, {})->text);
+}
+
 TEST_F(EngineApi, MistakesGetOneClearError) {
   const auto engine = Open();
   const ConversationId id = *engine->NewConversation();

@@ -113,6 +113,20 @@ TEST_F(PerplexityOfATinyModel, AnHalfCacheIsAtDistanceZeroFromItselfAndAPackedOn
   EXPECT_LT(some->top1, 1);
 }
 
+TEST_F(PerplexityOfATinyModel, BosTakesTheFirstPlaceOfEachWindow) {
+  const auto context = ContextOf(*model_, CacheKind::kFloat, 128);
+  PerplexityOptions options;
+  options.window = 128;
+  options.chunks = 2;
+  const double plain = Perplexity(*context, nullptr, tokens_, options)->ppl;
+  options.bos = 77;
+  const double with_bos = Perplexity(*context, nullptr, tokens_, options)->ppl;
+  EXPECT_NE(plain, with_bos);
+  tokens_[0] = tokens_[128] = 77;
+  options.bos = -1;
+  EXPECT_EQ(Perplexity(*context, nullptr, tokens_, options)->ppl, with_bos);
+}
+
 TEST_F(PerplexityOfATinyModel, WindowsThatCannotBeAreRefused) {
   const auto context = ContextOf(*model_, CacheKind::kHalf, 512);
   PerplexityOptions options;
