@@ -29,3 +29,12 @@ bgtq_layer(models DEPENDS backend formats)
 include(EmbedText)  # bgtq_data
 bgtq_layer(engine DEPENDS models cpu text bgtq_data)
 bgtq_layer(eval DEPENDS engine)
+
+# Instrumenting every operation of a kernel that is compiled for several targets takes minutes a file; addresses are
+# checked there all the same.
+if(BGTQ_SANITIZE MATCHES "undefined")
+  set(kernels attention_codes attention_codes_queries attention_exact encode matmul_int8 matmul_float elementwise)
+  list(TRANSFORM kernels PREPEND ${PROJECT_SOURCE_DIR}/src/cpu/)
+  list(TRANSFORM kernels APPEND .cc)
+  set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS -fno-sanitize=undefined)
+endif()

@@ -144,7 +144,7 @@ class CommandLine(unittest.TestCase):
     def test_wrong_usage_exits_with_2(self):
         self.fails(code=2, needs=[])
         self.fails("no-such-command", code=2, needs=[])
-        self.fails("generate", "-m", self.model, "--no-such-flag", code=2, needs=["--no-such-flag"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--no-such-flag", code=2, needs=["--no-such-flag"])
         self.fails("generate", "-m", self.model, "-p", "a", "-f", self.text, code=2, needs=["--prompt"])
         self.fails("generate", "-m", self.model, code=2, needs=["--prompt"])
         self.fails("no-such-command", code=2, needs=["no-such-command"])
