@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a build needs, those that are missing only.
 #   scripts/install_deps.sh         compiler, CMake, the libraries, Python (for downloads and two tests)
-#   scripts/install_deps.sh --dev   also clang (fuzzers), clang-format, clang-tidy, shellcheck
+#   scripts/install_deps.sh --dev   also clang (fuzzers), clang-format, clang-tidy, shellcheck, the ARM cross compiler
 # docs/dependencies.md says what each is for.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -12,7 +12,7 @@ packages=(g++ cmake ninja-build ccache pkg-config git ca-certificates
   libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip)
 case "${1:-}" in
   "") ;;
-  --dev) packages+=(clang clang-format clang-tidy libclang-rt-14-dev shellcheck) ;;
+  --dev) packages+=(clang clang-format clang-tidy libclang-rt-14-dev shellcheck g++-aarch64-linux-gnu) ;;
   -h | --help)
     usage
     exit 0
