@@ -1,4 +1,8 @@
 # The CUDA layer: packed decode attention for Hopper. Optional: without nvcc everything else builds the same.
+if(BGTQ_SANITIZE)
+  message(STATUS "Sanitizers do not reach GPU code: the GPU kernels are left out")
+  return()
+endif()
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
