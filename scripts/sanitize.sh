@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Runs the tests under sanitizers.
-#   scripts/sanitize.sh [address] [thread]   default: both
-# address  address and undefined, over the whole suite (build-asan/). Of the real models only SmolLM2-135M is
-#          shown to the tests, since the larger ones take long and run the same code
-# thread   data races, over the tests of the thread pool and of the products that run on it (build-tsan/)
+#   scripts/sanitize.sh [address] [all] [thread]   default: address and thread, what CI runs
+# address  address and undefined (build-asan/) over the layers that read untrusted bytes and keep the books: core,
+#          codec, formats, text, cache
+# all      the same over the whole suite; the kernels take long to compile. Of the real models only SmolLM2-135M is
+#          shown to the tests, since the larger ones take longer and run the same code
+# thread   data races, over the tests of the thread pool (build-tsan/)
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -27,27 +29,40 @@ build() {
   }
 }
 
-address() {
+# run_address BUILD_TARGETS... -- CTEST_OPTIONS...
+run_address() {
+  local targets=()
+  while [[ $1 != -- ]]; do
+    targets+=("$1")
+    shift
+  done
+  shift
   say "address and undefined sanitizers: building build-asan/"
-  build build-asan address,undefined all
+  build build-asan address,undefined "${targets[@]}"
   local model=SmolLM2-135M-Instruct.Q4_1.gguf
   mkdir -p build-asan/models
   if [[ -f $BGTQ_MODELS/$model ]]; then ln -sf "$BGTQ_MODELS/$model" build-asan/models/; fi
-  BGTQ_MODELS=$PWD/build-asan/models ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    ctest --test-dir build-asan -j "$jobs" --output-on-failure --timeout 900 -LE architecture
+  BGTQ_MODELS=$PWD/build-asan/models ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1 \
+    UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build-asan -j "$jobs" --output-on-failure --timeout 900 "$@"
 }
+
+address() {
+  run_address core_tests codec_tests formats_tests text_tests cache_tests -- -L '^(core|codec|formats|text|cache)$'
+}
+
+all() { run_address all -- -LE architecture; }
 
 thread() {
   say "thread sanitizer: building build-tsan/"
-  build build-tsan thread core_tests cpu_tests
+  build build-tsan thread core_tests
   TSAN_OPTIONS=halt_on_error=1 \
-    ctest --test-dir build-tsan -j "$jobs" --output-on-failure --timeout 900 -R 'ThreadPool|MatMul'
+    ctest --test-dir build-tsan -j "$jobs" --output-on-failure --timeout 900 -R ThreadPool
 }
 
 (($# > 0)) || set -- address thread
 for kind in "$@"; do
   case $kind in
-    address | thread) "$kind" ;;
+    address | all | thread) "$kind" ;;
     *) die "unknown sanitizer $kind (see --help)" ;;
   esac
 done

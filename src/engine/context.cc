@@ -46,7 +46,7 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
     }
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
-    const Status reserved = cache_->Reserve(slices_[i].sequence, slices_[i].count);
+    Status reserved = cache_->Reserve(slices_[i].sequence, slices_[i].count);
     if (reserved.ok()) continue;
     for (size_t j = 0; j < i; ++j) {  // give back what the others were promised
       BGTQ_RETURN_IF_ERROR(cache_->Truncate(slices_[j].sequence, slices_[j].first_position));

@@ -76,7 +76,7 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
 
 Status StorePending(Context& context, SequenceId sequence, std::vector<Token>& history) {
   const size_t stored = static_cast<size_t>(context.cache().state(sequence).length);
-  const Status status = context.Append(sequence, std::span<const Token>(history).subspan(stored), {}, {});
+  Status status = context.Append(sequence, std::span<const Token>(history).subspan(stored), {}, {});
   if (status.code() != ErrorCode::kOutOfMemory) return status;
   history.resize(static_cast<size_t>(context.cache().state(sequence).length));
   return Status::Ok();

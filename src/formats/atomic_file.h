@@ -13,9 +13,9 @@ namespace blockgtq {
 /// the destructor removes the temporary. Errors: kIo with errno's text (a full disk among them).
 class AtomicFile {
  public:
-  /// A link is followed. Errors: also kIo when path names something else than a regular file (a device, a
+  /// A link is followed. Errors: also kIo when asked names something else than a regular file (a device, a
   /// folder).
-  static Result<AtomicFile> Create(const std::string& path);
+  static Result<AtomicFile> Create(const std::string& asked);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();
