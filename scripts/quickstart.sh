@@ -57,7 +57,7 @@ rows = [
     ("mean KL divergence to the fp16 cache", "0", f"{score['kld_mean']:.4f}"),
     ("same most likely token", "100%", f"{100 * score['top1']:.1f}%"),
     ("prompt, tokens a second", "", f"{1e3 * run['prompt_tokens'] / run['prompt_ms']:.0f}"),
-    ("answer, tokens a second", "", f"{1e3 * run['new_tokens'] / run['decode_ms']:.0f}"),
+    ("answer, tokens a second", "", f"{1e3 * run['decoded'] / run['decode_ms']:.0f}"),
 ]
 widths = [max(len(row[i]) for row in rows) for i in range(3)]
 print()
