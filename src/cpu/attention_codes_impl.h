@@ -12,7 +12,6 @@
 
 namespace blockgtq::cpu {
 
-inline constexpr int kMaxKeyGroups = 64;
 inline constexpr int kQueryBlock = 4;  // queries that share one load of a code vector
 inline constexpr int kHalfTile = kPageTokens / 2;
 inline constexpr float kLog2E = 1.4426950408889634f;
