@@ -102,15 +102,14 @@ struct DecodeParams {
   const uint8_t* pool;  // the layer's part of page p starts at pool + p * page_bytes
   int64_t page_bytes;
 
-  // Exact tiles: K^T [head_dim, tile_tokens], V [tile_tokens, head_dim] in fp16. Row b of the batch has its
-  // tiles at slot[b]; token t of the window is in ring tile (t / 64) % window_tiles.
+  // Exact tiles: K^T [head_dim, tile_tokens], V [tile_tokens, head_dim] in fp16, laid out as cache/kv_cache.h
+  // does. Row b of the batch has its tiles at exact[b]; token t of the window is in ring tile
+  // (t / 64) % window_tiles.
   int32_t exact_tiles;  // tiles that a sequence may have: one for the sinks + window_tiles; 0: none at all
   int32_t window_tiles, sink_tile_tokens;
-  const int32_t* slot;       // [batch]
-  const uint8_t* sink_base;  // + slot * sink_slot_bytes + head * tile bytes
-  int64_t sink_slot_bytes;
-  const uint8_t* window_base;  // + slot * window_slot_bytes + (ring tile * kv_heads + head) * tile bytes
-  int64_t window_slot_bytes;
+  const uint8_t* const* exact;  // [batch]
+  int64_t window_offset;        // the layer's window: + (head * window_tiles + ring tile) * tile bytes
+  int64_t sink_offset;          // the layer's sinks: + head * tile bytes
 
   // Constants of the layer (head_table.h).
   const DeviceHead* heads;          // [kv_heads]

@@ -19,12 +19,12 @@ struct ExactTile {
 __device__ ExactTile FindTile(const DecodeParams& p, int b, int h, int tile) {
   ExactTile t;
   const int length = p.length[b], coded_end = p.coded_end[b];
-  const size_t slot = p.slot[b];
+  const uint8_t* exact = p.exact[b];
   if (tile == 0) {
     t.tokens = p.sink_tile_tokens;
     t.end = min(p.sinks, length);
     if (t.end > 0) {
-      t.data = reinterpret_cast<const __half*>(p.sink_base + slot * p.sink_slot_bytes +
+      t.data = reinterpret_cast<const __half*>(exact + p.sink_offset +
                                                static_cast<size_t>(h) * 4 * p.head_dim * t.tokens);
     }
     return t;
@@ -35,9 +35,9 @@ __device__ ExactTile FindTile(const DecodeParams& p, int b, int h, int tile) {
   t.begin = max(first - page * kTileTokens, 0);
   t.end = min(length - page * kTileTokens, kTileTokens);
   if (t.begin < t.end) {
-    t.data = reinterpret_cast<const __half*>(p.window_base + slot * p.window_slot_bytes +
-                                             static_cast<size_t>(page % p.window_tiles * p.kv_heads + h) * 4 *
-                                                 p.head_dim * kTileTokens);
+    t.data = reinterpret_cast<const __half*>(exact + p.window_offset +
+                                             static_cast<size_t>(h * p.window_tiles + page % p.window_tiles) *
+                                                 4 * p.head_dim * kTileTokens);
   }
   return t;
 }

@@ -2,11 +2,10 @@
 //
 //   decode_attention_test [quick]    quick: a few small cases, for compute-sanitizer
 //
-// A plain program: the machines with GPUs need not have GoogleTest. Exit status 77: there is no device.
 #include "src/cuda/decode_attention.h"
 
+#include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <random>
@@ -16,6 +15,7 @@
 #include "tests/cpu/packed_head_model.h"
 #include "tests/cuda/decode_reference.h"
 #include "tests/cuda/device_array.h"
+#include "tests/cuda/harness.h"
 
 namespace blockgtq::cuda {
 namespace {
@@ -23,14 +23,6 @@ namespace {
 constexpr double kRoundedTolerance = 1e-3;  // against the reference that rounds as the kernel does
 // Against exact attention: u8 probabilities alone, or int8 queries too (more than 4 query heads a KV head).
 constexpr double kExactTolerance16BitQueries = 8e-3, kExactTolerance8BitQueries = 2.5e-2;
-
-int g_checks = 0, g_failures = 0;
-void Check(bool ok, const std::string& what) {
-  ++g_checks;
-  if (ok) return;
-  ++g_failures;
-  std::printf("FAILED: %s\n", what.c_str());
-}
 
 using cpu::HeadSpec;
 using Groups = std::vector<std::pair<int, int>>;  // (code width, dims)
@@ -233,45 +225,41 @@ class Fixture {
     params_.max_pages = max_pages;
   }
 
-  // Tiles as src/cache/kv_cache.h lays them out; slots in reverse, so that a slot is not the row of the
-  // batch.
+  // Tiles as src/cache/kv_cache.h lays them out, of two layers; the layer under test is the second.
   void MakeExact(const DecodeShape& shape) {
     const int dim = c_.head_dim, batch = shape.batch, sink_tokens = (c_.sinks + 15) / 16 * 16;
     const int64_t sink_bytes = ExactTileBytes(true, dim, sink_tokens),
                   tile_bytes = ExactTileBytes(true, dim, 64);
-    std::vector<uint16_t> sinks(batch * shape.kv_heads * sink_bytes / 2, 0x7e00);
-    std::vector<uint16_t> window(batch * shape.window_tiles * shape.kv_heads * tile_bytes / 2, 0x7e00);
-    std::vector<int32_t> slots;
-    const auto store = [&](uint16_t* tile, int tokens, int slot, const cpu::Sequence& s, int64_t t) {
+    const int64_t window_layer = int64_t{shape.kv_heads} * shape.window_tiles * tile_bytes,
+                  sink_layer = shape.kv_heads * sink_bytes;
+    params_.sink_tile_tokens = sink_tokens;
+    params_.window_offset = window_layer;
+    params_.sink_offset = 2 * window_layer + sink_layer;
+    const auto store = [&](uint16_t* tile, int tokens, const cpu::Sequence& s, int64_t t) {
+      const int64_t slot = t % 64;
       for (int d = 0; d < dim; ++d) {
         tile[d * tokens + slot] = FloatToHalf(s.keys[t * dim + d]);
         tile[dim * tokens + slot * dim + d] = FloatToHalf(s.values[t * dim + d]);
       }
     };
+    std::vector<const uint8_t*> rows;
     for (int b = 0; b < batch; ++b) {
-      const int slot = batch - 1 - b;
-      slots.push_back(slot);
+      std::vector<uint16_t> exact(static_cast<size_t>(window_layer + sink_layer), 0x7e00);  // NaN; 2 layers
       for (int h = 0; h < shape.kv_heads; ++h) {
         const cpu::Sequence& s = sequences_[b * shape.kv_heads + h];
         for (int64_t t = 0; t < std::min<int64_t>(c_.sinks, lengths_[b]); ++t) {
-          store(&sinks[(slot * shape.kv_heads + h) * sink_bytes / 2], sink_tokens, static_cast<int>(t), s, t);
+          store(&exact[(params_.sink_offset + h * sink_bytes) / 2], sink_tokens, s, t);
         }
         for (int64_t t = coded_[b]; t < lengths_[b]; ++t) {
           const int64_t ring = t / 64 % shape.window_tiles;
-          store(&window[((slot * shape.window_tiles + ring) * shape.kv_heads + h) * tile_bytes / 2], 64,
-                static_cast<int>(t % 64), s, t);
+          store(&exact[(params_.window_offset + (h * shape.window_tiles + ring) * tile_bytes) / 2], 64, s, t);
         }
       }
+      exact_.emplace_back(exact);
+      rows.push_back(reinterpret_cast<const uint8_t*>(exact_.back().data()));
     }
-    sinks_ = DeviceArray<uint16_t>(sinks);
-    window_ = DeviceArray<uint16_t>(window);
-    slots_ = DeviceArray<int32_t>(slots);
-    params_.slot = slots_.data();
-    params_.sink_tile_tokens = sink_tokens;
-    params_.sink_base = reinterpret_cast<uint8_t*>(sinks_.data());
-    params_.sink_slot_bytes = shape.kv_heads * sink_bytes;
-    params_.window_base = reinterpret_cast<uint8_t*>(window_.data());
-    params_.window_slot_bytes = shape.window_tiles * shape.kv_heads * tile_bytes;
+    exact_rows_ = DeviceArray<const uint8_t*>(rows);
+    params_.exact = exact_rows_.data();
   }
 
   double ExactTokens(const std::vector<double>& q, size_t pair, size_t b, std::vector<double>& out) const {
@@ -306,8 +294,10 @@ class Fixture {
   DecodeParams params_{};
   std::unique_ptr<DeviceTable> table_;
   DeviceArray<uint8_t> pool_, scratch_;
-  DeviceArray<int32_t> block_table_, coded_end_, device_lengths_, slots_;
-  DeviceArray<uint16_t> device_queries_, out_, sinks_, window_;
+  DeviceArray<int32_t> block_table_, coded_end_, device_lengths_;
+  DeviceArray<uint16_t> device_queries_, out_;
+  std::vector<DeviceArray<uint16_t>> exact_;  // [batch]
+  DeviceArray<const uint8_t*> exact_rows_;
 };
 
 void RunCase(const Case& c, const DeviceLimits& limits) {
@@ -501,23 +491,14 @@ void TestRefusals(const DeviceLimits& limits) {
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
 }
 
-int Main(int argc, char** argv) {
-  const Result<DeviceLimits> limits = ReadDeviceLimits(0);
-  if (!limits.ok()) {
-    std::printf("SKIPPED: %s\n", limits.status().message().c_str());
-    return 77;
-  }
-  const bool quick = argc > 1 && std::strcmp(argv[1], "quick") == 0;
-  for (const Case& c : quick ? QuickCases() : AllCases()) RunCase(c, *limits);
-  if (!quick) {
-    TestGraphFollowsLengths(*limits);
-    TestRefusals(*limits);
-  }
-  std::printf("%d checks, %d failed\n", g_checks, g_failures);
-  return g_failures ? 1 : 0;
+void Run(const DeviceLimits& limits, bool quick) {
+  for (const Case& c : quick ? QuickCases() : AllCases()) RunCase(c, limits);
+  if (quick) return;
+  TestGraphFollowsLengths(limits);
+  TestRefusals(limits);
 }
 
 }  // namespace
 }  // namespace blockgtq::cuda
 
-int main(int argc, char** argv) { return blockgtq::cuda::Main(argc, argv); }
+int main(int argc, char** argv) { return blockgtq::cuda::RunTests(argc, argv, blockgtq::cuda::Run); }
