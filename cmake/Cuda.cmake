@@ -16,6 +16,16 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nv
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
 endif()
 
+# Fused attention comes from cuDNN through its header-only frontend; the library itself is loaded at run time.
+find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS $ENV{HOME}/.cache/blockgtq/cudnn-frontend/include)
+if(NOT CUDNN_INCLUDE_DIR OR NOT CUDNN_FRONTEND_INCLUDE_DIR)
+  message(STATUS "cuDNN 9 (cudnn.h) or cudnn-frontend (cudnn_frontend.h) is missing: the GPU kernels are left out. "
+                 "scripts/install_deps.sh fetches cudnn-frontend; cuDNN comes with its own installer. "
+                 "Elsewhere: -DCUDNN_INCLUDE_DIR=..., -DCUDNN_FRONTEND_INCLUDE_DIR=...")
+  return()
+endif()
+
 # nvcc does not know the warnings of cmake/Options.cmake, and the kernels need sm_90a.
 function(bgtq_cuda_settings target)
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a CUDA_STANDARD 20 COMPILE_OPTIONS "")
@@ -25,7 +35,8 @@ endfunction()
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cc ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 add_library(bgtq_cuda STATIC ${cuda_sources})
-target_link_libraries(bgtq_cuda PUBLIC bgtq_backend CUDA::cudart_static)
+target_link_libraries(bgtq_cuda PUBLIC bgtq_backend CUDA::cudart_static ${CMAKE_DL_LIBS})
+target_include_directories(bgtq_cuda SYSTEM PRIVATE ${CUDNN_FRONTEND_INCLUDE_DIR} ${CUDNN_INCLUDE_DIR})
 bgtq_cuda_settings(bgtq_cuda)
 
 # Programs that run on machines without the project's libraries: plain executables, found by scripts/gpu_test.sh.

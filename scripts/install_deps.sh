@@ -2,7 +2,8 @@
 # Installs the Debian packages that a build needs, those that are missing only.
 #   scripts/install_deps.sh         compiler, CMake, the libraries, Python (for downloads and two tests)
 #   scripts/install_deps.sh --dev   also clang (fuzzers), clang-format, clang-tidy, shellcheck, the ARM cross compiler
-# docs/dependencies.md says what each is for.
+# Where there is a CUDA compiler, also the headers of cudnn-frontend (from PyPI, into ~/.cache/blockgtq/cudnn-frontend,
+# where CMake looks). docs/dependencies.md says what each is for.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -20,6 +21,36 @@ case "${1:-}" in
   *) die "unknown option $1 (see --help)" ;;
 esac
 
+# The wheel's headers alone: nothing of it is imported or run, and its Python dependencies are not needed.
+cudnn_frontend_version=1.32.0
+install_cudnn_frontend() {
+  local target=$HOME/.cache/blockgtq/cudnn-frontend work
+  if ! command -v nvcc > /dev/null || [[ $(cat "$target/version" 2> /dev/null) == "$cudnn_frontend_version" ]]; then
+    return
+  fi
+  say "cudnn-frontend $cudnn_frontend_version: headers into $target"
+  mkdir -p "$(dirname "$target")"
+  work=$(mktemp -d "$target.XXXXXX")
+  python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary=:all: \
+    -d "$work" "nvidia-cudnn-frontend==$cudnn_frontend_version" >&2 || {
+    rm -r "$work"
+    say "pip could not download nvidia-cudnn-frontend==$cudnn_frontend_version (its message is above): builds leave" \
+      "the GPU kernels out"
+    return
+  }
+  python3 - "$work" << 'PYTHON'
+import glob, sys, zipfile
+
+(wheel,) = glob.glob(sys.argv[1] + "/*.whl")
+with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(sys.argv[1], [m for m in archive.namelist() if m.startswith("include/")])
+PYTHON
+  rm -- "$work"/*.whl
+  echo "$cudnn_frontend_version" > "$work/version"
+  rm -rf -- "$target"
+  mv "$work" "$target"
+}
+
 command -v dpkg-query > /dev/null || die "this is not a Debian system; install by hand: ${packages[*]}"
 missing=()
 for package in "${packages[@]}"; do
@@ -28,6 +59,7 @@ for package in "${packages[@]}"; do
 done
 if ((${#missing[@]} == 0)); then
   say "packages: all ${#packages[@]} there"
+  install_cudnn_frontend
   exit 0
 fi
 
@@ -44,3 +76,4 @@ if ! { "${as_root[@]}" apt-get update -q && "${as_root[@]}" env DEBIAN_FRONTEND=
   tail -n 20 "$log" >&2
   die "apt-get failed (above); wanted: ${missing[*]}"
 fi
+install_cudnn_frontend
