@@ -23,9 +23,9 @@ class GenerateCommand : public Command {
         ->check(CLI::Range(1, 1 << 30))
         ->capture_default_str();
     app.add_option("-c,--context", context_, "tokens of context (default: what prompt and -n need)");
-    app.add_option("-b,--batch", options_.batch, "prompt tokens a forward pass")
-        ->check(CLI::Range(1, 1 << 16))
-        ->capture_default_str();
+    app.add_option("-b,--batch", options_.batch,
+                   "prompt tokens a forward pass (default: the device's choice)")
+        ->check(CLI::Range(1, 1 << 16));
     CLI::Option* chat = app.add_flag("--chat,!--no-chat", chat_,
                                      "answer the prompt as a chat message, with the model's template");
     app.add_option("--system", system_, "system message (with --chat)")->needs(chat);
@@ -77,7 +77,7 @@ class GenerateCommand : public Command {
     options_.stop = &StopRequested();
     options_.context_tokens = tokens;
     options_.on_prompt = [&](int64_t done) {
-      if (static_cast<int64_t>(prompt.size()) > options_.batch) {
+      if (static_cast<int64_t>(prompt.size()) > Context::kScoringBatch) {
         progress.Update(static_cast<double>(done) / static_cast<double>(prompt.size()));
       }
     };

@@ -24,9 +24,8 @@ class LogitsCommand : public Command {
         ->check(CLI::Range(1, 1 << 30));
     app.add_option("--tokens", ids_, "JSON file with one list of ids")->required()->type_name("IDS.json");
     app.add_option("-o,--output", output_, "safetensors file: `logits` [tokens, vocabulary] F32")->required();
-    app.add_option("-b,--batch", batch_, "tokens a forward pass")
-        ->check(CLI::Range(1, 1 << 16))
-        ->capture_default_str();
+    app.add_option("-b,--batch", batch_, "tokens a forward pass (default: the device's choice)")
+        ->check(CLI::Range(1, 1 << 16));
     app.add_flag("--strict", strict_, "every position as if it had been decoded");
     json_.Add(app);
   }
@@ -77,7 +76,7 @@ class LogitsCommand : public Command {
   CacheFlags cache_;
   int64_t context_ = 0;
   std::string ids_, output_;
-  int64_t batch_ = Context::kDefaultBatch;
+  int64_t batch_ = 0;
   bool strict_ = false;
   JsonOption json_;
 };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "blockgtq/status.h"
+#include "src/cache/cache_memory.h"
 #include "src/cache/kv_cache.h"
 #include "src/core/rope.h"
 #include "src/core/tensor_type.h"
@@ -62,6 +63,20 @@ struct BatchSlice {
   bool strict = false;
 };
 
+/// A cache as one backend's attention sees it: constants made of the plan, scratch.
+class CacheBinding {
+ public:
+  virtual ~CacheBinding() = default;
+};
+
+/// One pass of a model over new tokens.
+struct StepInput {
+  std::span<const int32_t> tokens;     // [rows]
+  std::span<const BatchSlice> slices;  // cover the rows in order
+  CacheBinding* cache = nullptr;
+  bool observed = false;  // an AttentionObserver looks on
+};
+
 /// Sees the vectors that enter attention, before RoPE, in block order: for calibration.
 class AttentionObserver {
  public:
@@ -70,12 +85,6 @@ class AttentionObserver {
   /// the call.
   virtual void Observe(int layer, int64_t rows, const float* queries, const float* keys,
                        const float* values) = 0;
-};
-
-/// A cache as one backend's attention sees it: constants made of the plan, scratch.
-class CacheBinding {
- public:
-  virtual ~CacheBinding() = default;
 };
 
 struct AttentionCall {
@@ -104,11 +113,23 @@ class Backend {
   virtual Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor) = 0;
   virtual std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) = 0;
 
+  /// Where this backend's caches must have their bytes.
+  virtual CacheMemory& cache_memory() = 0;
+  /// The most exact cache that this backend has: what calibration runs on.
+  virtual CacheKind exact_cache_kind() const = 0;
+  /// Tokens of a prompt that it likes to have in one pass.
+  virtual int64_t prompt_batch() const = 0;
+
   /// Prepares attention over `cache`, which must outlive the binding; `rope` is how positions rotate.
   /// Errors: kUnsupported when this backend has no kernel for the plan (names what).
   virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) = 0;
   virtual void SetPrecision(Precision precision) = 0;
   virtual Precision precision() const = 0;
+
+  /// Runs `forward`, one pass of a model over `input`: the backend's operations on the batch's activations
+  /// happen within it. A backend may run a pass of the same shape without calling `forward` again. Everything
+  /// has been reserved; the caller commits afterwards. Errors: those of forward.
+  virtual Status Step(const StepInput& input, const std::function<Status()>& forward) = 0;
 
   // Operations on the first `rows` rows of their activations.
   virtual void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) = 0;

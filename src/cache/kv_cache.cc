@@ -76,20 +76,42 @@ KvCache::Impl::TileRange KvCache::Impl::WindowRange(const SequenceState& state) 
   return {state.coded_end / kPageTokens, PagesOf(state.length)};
 }
 
-void KvCache::Impl::EraseCodes(int32_t block, int first_slot) {
+Status KvCache::Impl::EraseCodes(int32_t block, int first_slot) {
+  std::vector<std::byte> bytes(static_cast<size_t>(pool.block_bytes()));
+  BGTQ_RETURN_IF_ERROR(memory().Read(bytes.data(), pool.Page(0, block), pool.block_bytes()));
   for (int layer = 0; layer < geometry.layers; ++layer) {
     for (int head = 0; head < geometry.kv_heads; ++head) {
       const size_t index = HeadIndex(layer, head);
       EraseTokens(layouts[index], plan->heads[index], first_slot,
-                  {pool.Page(layer, block) + head_offset[index], static_cast<size_t>(head_bytes[index])});
+                  {bytes.data() + pool.layer_offset(layer) + head_offset[index],
+                   static_cast<size_t>(head_bytes[index])});
     }
   }
+  return memory().Write(pool.Page(0, block), bytes.data(), pool.block_bytes());
+}
+
+Status KvCache::Impl::CopyExact(const Sequence& from, Sequence& to) {
+  const TileRange window = WindowRange(to.state);
+  for (int layer = 0; layer < geometry.layers; ++layer) {
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      for (int64_t tile = window.first; tile < window.end; ++tile) {
+        BGTQ_RETURN_IF_ERROR(memory().Copy(WindowTile(to, layer, head, tile),
+                                           WindowTile(from, layer, head, tile), window_tile_bytes));
+      }
+      if (sink_tile_bytes > 0) {
+        BGTQ_RETURN_IF_ERROR(
+            memory().Copy(SinkTile(to, layer, head), SinkTile(from, layer, head), sink_tile_bytes));
+      }
+    }
+  }
+  return Status::Ok();
 }
 
 Result<SequenceId> KvCache::Impl::Add() {
   auto sequence = std::make_unique<Sequence>();
-  BGTQ_ASSIGN_OR_RETURN(sequence->exact,
-                        MappedRegion::Map(exact_bytes, "KV cache: sinks and recent window of a sequence"));
+  BGTQ_ASSIGN_OR_RETURN(
+      sequence->exact,
+      CacheRegion::Allocate(memory(), exact_bytes, "KV cache: sinks and recent window of a sequence"));
   size_t id = 0;
   while (id < sequences.size() && sequences[id] != nullptr) ++id;
   if (id == sequences.size()) sequences.emplace_back();
@@ -107,6 +129,7 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
   Impl& impl = *cache->impl_;
   impl.geometry = geometry;
   impl.options = options;
+  if (options.memory == nullptr) impl.options.memory = &HostMemory();
   const int64_t pages = PagesOf(options.max_tokens);
   const Status too_large(ErrorCode::kOutOfMemory,
                          fmt::format("KV cache of {} tokens, {} recent: its size does not fit 64 bits",
@@ -155,7 +178,7 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
       if (__builtin_add_overflow(page_bytes[layer], bytes, &page_bytes[layer])) return too_large;
     }
   }
-  BGTQ_ASSIGN_OR_RETURN(impl.pool, PagePool::Create(std::move(page_bytes), pages,
+  BGTQ_ASSIGN_OR_RETURN(impl.pool, PagePool::Create(impl.memory(), std::move(page_bytes), pages,
                                                     fmt::format("KV cache of {} tokens", capacity)));
   return cache;
 }
@@ -193,31 +216,26 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens) {
   BGTQ_ASSIGN_OR_RETURN(const SequenceId id, impl.Add());
   Impl::Sequence& to = impl.At(id);
   to.state = state;
-  for (int64_t page = 0; page < PagesOf(tokens); ++page) {
-    if (page < shared) {
-      impl.pool.Retain(from.blocks[page]);
-      to.blocks.push_back(from.blocks[page]);
-      continue;
-    }
-    to.blocks.push_back(impl.pool.Allocate());
-    if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
-    impl.pool.Copy(from.blocks[page], to.blocks.back());
-    if (impl.packed()) impl.EraseCodes(to.blocks.back(), static_cast<int>(final_tokens % kPageTokens));
-  }
-  const Impl::TileRange window = impl.WindowRange(state);
-  for (int layer = 0; layer < impl.geometry.layers; ++layer) {
-    for (int head = 0; head < impl.geometry.kv_heads; ++head) {
-      for (int64_t tile = window.first; tile < window.end; ++tile) {
-        std::memcpy(impl.WindowTile(to, layer, head, tile), impl.WindowTile(from, layer, head, tile),
-                    static_cast<size_t>(impl.window_tile_bytes));
+  const auto fill = [&]() -> Status {
+    for (int64_t page = 0; page < PagesOf(tokens); ++page) {
+      if (page < shared) {
+        impl.pool.Retain(from.blocks[page]);
+        to.blocks.push_back(from.blocks[page]);
+        continue;
       }
-      if (impl.sink_tile_bytes > 0) {
-        std::memcpy(impl.SinkTile(to, layer, head), impl.SinkTile(from, layer, head),
-                    static_cast<size_t>(impl.sink_tile_bytes));
+      to.blocks.push_back(impl.pool.Allocate());
+      if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
+      BGTQ_RETURN_IF_ERROR(impl.pool.Copy(from.blocks[page], to.blocks.back()));
+      if (impl.packed()) {
+        BGTQ_RETURN_IF_ERROR(impl.EraseCodes(to.blocks.back(), static_cast<int>(final_tokens % kPageTokens)));
       }
     }
-  }
-  return id;
+    return impl.CopyExact(from, to);
+  };
+  const Status filled = fill();
+  if (filled.ok()) return id;
+  RemoveSequence(id);
+  return filled;
 }
 
 Status KvCache::Reserve(SequenceId id, int64_t tokens) {
@@ -245,8 +263,9 @@ Status KvCache::Reserve(SequenceId id, int64_t tokens) {
     int32_t& block = sequence.blocks[page];
     if (impl.pool.references(block) == 1) continue;
     const int32_t copy = impl.pool.Allocate();
-    impl.pool.Copy(block, copy);
-    impl.pool.Release({&block, 1});
+    const Status copied = impl.pool.Copy(block, copy);
+    impl.pool.Release({copied.ok() ? &block : &copy, 1});
+    BGTQ_RETURN_IF_ERROR(copied);
     block = copy;
   }
   while (static_cast<int64_t>(sequence.blocks.size()) < wanted) {
@@ -289,11 +308,14 @@ Status KvCache::Truncate(SequenceId id, int64_t length) {
   if (copy) {
     int32_t& block = sequence.blocks.back();
     const int32_t own = impl.pool.Allocate();
-    impl.pool.Copy(block, own);
-    impl.pool.Release({&block, 1});
+    const Status copied = impl.pool.Copy(block, own);
+    impl.pool.Release({copied.ok() ? &block : &own, 1});
+    BGTQ_RETURN_IF_ERROR(copied);
     block = own;
   }
-  if (erase) impl.EraseCodes(sequence.blocks.back(), static_cast<int>(length % kPageTokens));
+  if (erase) {
+    BGTQ_RETURN_IF_ERROR(impl.EraseCodes(sequence.blocks.back(), static_cast<int>(length % kPageTokens)));
+  }
   sequence.state = {length, std::min(sequence.state.coded_end, length)};
   return Status::Ok();
 }
@@ -316,6 +338,15 @@ std::byte* KvCache::SinkTile(SequenceId sequence, int layer, int kv_head) {
 
 int KvCache::window_tiles() const { return impl_->window_tiles; }
 int KvCache::sink_tile_tokens() const { return impl_->sink_tile_tokens; }
+
+std::byte* KvCache::pool_base() const { return impl_->pool.Page(0, 0); }
+int64_t KvCache::block_bytes() const { return impl_->pool.block_bytes(); }
+int64_t KvCache::layer_offset(int layer) const { return impl_->pool.layer_offset(layer); }
+int64_t KvCache::head_offset(int layer, int kv_head) const {
+  return impl_->head_offset[impl_->HeadIndex(layer, kv_head)];
+}
+std::span<const int32_t> KvCache::blocks(SequenceId sequence) const { return impl_->At(sequence).blocks; }
+std::byte* KvCache::exact_base(SequenceId sequence) const { return impl_->At(sequence).exact.data(); }
 
 int64_t KvCache::SequenceBytes(SequenceId sequence) const {
   return static_cast<int64_t>(impl_->At(sequence).blocks.size()) * impl_->pool.block_bytes() +

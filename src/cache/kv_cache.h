@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "blockgtq/status.h"
+#include "src/cache/cache_memory.h"
 #include "src/codec/plan.h"
 #include "src/codec/recipe.h"
 
@@ -31,8 +32,9 @@ struct CacheOptions {
   int sinks = 4;    // 0..64 first tokens kept in fp16; kPacked only (0 otherwise: every token is exact)
   int recent = 64;  // at least this many last tokens kept in fp16 (up to 64 more, until their page is full);
                     // kPacked only
-  int64_t max_tokens = 0;  // capacity over all sequences; rounded up to whole pages
-  std::string model;       // identifies the model (a hash); sessions of another model are refused
+  int64_t max_tokens = 0;         // capacity over all sequences; rounded up to whole pages
+  std::string model;              // identifies the model (a hash); sessions of another model are refused
+  CacheMemory* memory = nullptr;  // where the bytes live; must outlive the cache. null: HostMemory()
 };
 
 /// The books of one sequence.
@@ -47,8 +49,9 @@ using SequenceId = int;
 /// (undefined, asserted in debug builds), as are layers, heads and tiles out of range. One thread at a time
 /// may change the books; PageHead, WindowTile and SinkTile may be called from many threads in between.
 ///
-/// Memory is reserved for max_tokens but becomes resident only as it is written; new pages are zero, and the
-/// memory of freed pages goes back to the operating system.
+/// The host's memory is reserved for max_tokens but becomes resident only as it is written, and goes back to
+/// the operating system with freed pages; a device's is taken whole. New pages are zero. Pointers are to
+/// options().memory.
 class KvCache {
  public:
   /// plan: required for kPacked (must outlive the cache), ignored otherwise.
@@ -101,6 +104,18 @@ class KvCache {
   /// The exact tile of the sinks (sink_tile_tokens() slots); kPacked with sinks > 0 only.
   std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
   int sink_tile_tokens() const;  // sinks rounded up to 16
+
+  /// The same places for kernels that find them themselves: layer `layer`'s part of block b starts at
+  /// pool_base() + b * block_bytes() + layer_offset(layer), head h's in it at head_offset(layer, h).
+  std::byte* pool_base() const;
+  int64_t block_bytes() const;
+  int64_t layer_offset(int layer) const;
+  int64_t head_offset(int layer, int kv_head) const;
+  /// The block ids of a sequence's pages in order. Valid as PageHead is.
+  std::span<const int32_t> blocks(SequenceId sequence) const;
+  /// The exact tiles of a sequence, [layers, kv_heads, window_tiles()] of the window, then [layers, kv_heads]
+  /// of the sinks; null when there are none.
+  std::byte* exact_base(SequenceId sequence) const;
 
   /// Bytes that a sequence holds now: pages (a shared page counts in each), its whole window ring and sinks.
   int64_t SequenceBytes(SequenceId sequence) const;

@@ -17,7 +17,7 @@ struct KvCache::Impl {
   struct Sequence {
     SequenceState state;
     std::vector<int32_t> blocks;  // [pages] the block table
-    MappedRegion exact;           // window [layers, kv_heads, window_tiles], then sinks [layers, kv_heads]
+    CacheRegion exact;            // window [layers, kv_heads, window_tiles], then sinks [layers, kv_heads]
   };
 
   /// Tiles of the window that hold the tokens [coded_end, length): [first, end).
@@ -65,8 +65,11 @@ struct KvCache::Impl {
   }
   TileRange WindowRange(const SequenceState& state) const;
 
+  CacheMemory& memory() const { return *options.memory; }
   /// Erases the codes of slots [first_slot, 64) in a page of every layer.
-  void EraseCodes(int32_t block, int first_slot);
+  Status EraseCodes(int32_t block, int first_slot);
+  /// Copies the exact tiles that a sequence in state to.state needs.
+  Status CopyExact(const Sequence& from, Sequence& to);
   Result<SequenceId> Add();
 };
 

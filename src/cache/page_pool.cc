@@ -1,13 +1,9 @@
-// Address space, refcounts and the free list of page_pool.h.
+// Refcounts and the free list of page_pool.h.
 #include "src/cache/page_pool.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -25,36 +21,10 @@ int64_t CheckedMultiply(int64_t a, int64_t b) {
   return product;
 }
 
-MappedRegion::MappedRegion(MappedRegion&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-MappedRegion& MappedRegion::operator=(MappedRegion&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedRegion::~MappedRegion() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
-}
-
-Result<MappedRegion> MappedRegion::Map(int64_t bytes, const std::string& what) {
-  MappedRegion region;
-  if (bytes == 0) return region;
-  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) {
-    return Status(ErrorCode::kOutOfMemory,
-                  fmt::format("{}: cannot reserve {} bytes ({})", what, bytes, std::strerror(errno)));
-  }
-  region.data_ = static_cast<std::byte*>(data);
-  region.size_ = bytes;
-  return region;
-}
-
-Result<PagePool> PagePool::Create(std::vector<int64_t> page_bytes, int64_t blocks, const std::string& what) {
+Result<PagePool> PagePool::Create(CacheMemory& memory, std::vector<int64_t> page_bytes, int64_t blocks,
+                                  const std::string& what) {
   PagePool pool;
-  pool.os_page_ = std::max<int64_t>(sysconf(_SC_PAGESIZE), 1);
+  pool.memory_ = &memory;
   for (const int64_t bytes : page_bytes) {
     pool.layer_offset_.push_back(pool.block_bytes_);
     if (bytes > std::numeric_limits<int64_t>::max() - pool.block_bytes_) pool.block_bytes_ = -1;
@@ -67,10 +37,7 @@ Result<PagePool> PagePool::Create(std::vector<int64_t> page_bytes, int64_t block
         ErrorCode::kOutOfMemory,
         fmt::format("{}: {} pages of every layer are more than this machine can address", what, blocks));
   }
-  BGTQ_ASSIGN_OR_RETURN(pool.region_, MappedRegion::Map(total, what));
-  // A tile of a layer is a few kilobytes, far from the layer's next: with small pages every record would cost
-  // address translations. Only a hint; without it the cache is as correct, and slower at depth.
-  if (total > 0) madvise(pool.region_.data(), static_cast<size_t>(total), MADV_HUGEPAGE);
+  BGTQ_ASSIGN_OR_RETURN(pool.region_, CacheRegion::Allocate(memory, total, what));
   pool.page_bytes_ = std::move(page_bytes);
   pool.blocks_ = pool.free_blocks_ = blocks;
   return pool;
@@ -104,8 +71,8 @@ void PagePool::Release(std::span<const int32_t> blocks) {
   free_blocks_ += static_cast<int64_t>(freed.size());
 }
 
-void PagePool::Copy(int32_t from, int32_t to) {
-  std::memcpy(Page(0, to), Page(0, from), static_cast<size_t>(block_bytes_));
+Status PagePool::Copy(int32_t from, int32_t to) {
+  return memory_->Copy(Page(0, to), Page(0, from), block_bytes_);
 }
 
 bool PagePool::AreFree(int64_t first, int64_t end) const {
@@ -115,28 +82,26 @@ bool PagePool::AreFree(int64_t first, int64_t end) const {
   return true;
 }
 
-// Zeroes blocks [first, end). Whole operating-system pages are dropped; one at an edge, shared
-// with blocks outside the run, is dropped only when those are free (hence zero) too.
+// Zeroes blocks [first, end). Whole units of the memory's granularity are cleared at once; one at an edge,
+// shared with blocks outside the run, only when those are free (hence zero) too.
 void PagePool::Clear(int64_t first, int64_t end) {
   std::byte* base = region_.data();
-  const int64_t bytes = block_bytes_;
+  const int64_t bytes = block_bytes_, unit = memory_->granularity();
   if (bytes == 0) return;
   const int64_t begin_byte = first * bytes, end_byte = end * bytes;
 
-  int64_t drop_begin = RoundDown(begin_byte, os_page_);
-  if (!AreFree(drop_begin / bytes, first)) drop_begin = RoundUp(begin_byte, os_page_);
-  int64_t drop_end = RoundUp(end_byte, os_page_);
-  if (!AreFree(end, (drop_end + bytes - 1) / bytes)) drop_end = RoundDown(end_byte, os_page_);
+  int64_t whole_begin = RoundDown(begin_byte, unit);
+  if (!AreFree(whole_begin / bytes, first)) whole_begin = RoundUp(begin_byte, unit);
+  int64_t whole_end = RoundUp(end_byte, unit);
+  if (!AreFree(end, (whole_end + bytes - 1) / bytes)) whole_end = RoundDown(end_byte, unit);
 
-  if (drop_begin >= drop_end ||
-      madvise(base + drop_begin, static_cast<size_t>(drop_end - drop_begin), MADV_DONTNEED) != 0) {
-    std::memset(base + begin_byte, 0, static_cast<size_t>(end_byte - begin_byte));
+  if (whole_begin >= whole_end) {
+    memory_->Clear(base + begin_byte, end_byte - begin_byte);
     return;
   }
-  if (begin_byte < drop_begin) {
-    std::memset(base + begin_byte, 0, static_cast<size_t>(drop_begin - begin_byte));
-  }
-  if (drop_end < end_byte) std::memset(base + drop_end, 0, static_cast<size_t>(end_byte - drop_end));
+  memory_->Clear(base + whole_begin, whole_end - whole_begin);
+  if (begin_byte < whole_begin) memory_->Clear(base + begin_byte, whole_begin - begin_byte);
+  if (whole_end < end_byte) memory_->Clear(base + whole_end, end_byte - whole_end);
 }
 
 }  // namespace blockgtq

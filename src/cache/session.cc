@@ -17,6 +17,7 @@
 #include <map>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "src/cache/kv_cache_impl.h"
 #include "src/formats/safetensors.h"
@@ -89,6 +90,18 @@ void KeepExactSlots(int64_t element_bytes, int head_dim, int tile_tokens, int64_
   zero(values + end * head_dim, (tile_tokens - end) * head_dim);
 }
 
+// Transposes the key part of an exact tile, [rows, cols] to [cols, rows].
+void TransposeKeys(int64_t element_bytes, int rows, int cols, std::byte* tile) {
+  const size_t bytes = static_cast<size_t>(element_bytes);
+  const std::vector<std::byte> from(tile, tile + element_bytes * rows * cols);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; ++col) {
+      std::memcpy(tile + (col * rows + row) * element_bytes, from.data() + (row * cols + col) * element_bytes,
+                  bytes);
+    }
+  }
+}
+
 // A number as this code writes it: digits without sign or leading zero.
 Result<int64_t> ParseNumber(const std::string& name, const Metadata& metadata, std::string_view key) {
   const std::string& text = metadata.find(key)->second;
@@ -147,17 +160,18 @@ class SessionCodec {
   /// Checks that a sequence of this cache can be in this state.
   Status CheckState(const std::string& name, const SequenceState& state) const;
   /// Copies the layers' tensors of a sequence, in the order of Shapes, slots that hold no token as zeros.
-  void Gather(SequenceId id, std::byte* out) const;
+  Status Gather(SequenceId id, std::byte* out) const;
   /// Fills a sequence that has room for state.length tokens from tensors [Shapes], tokens included.
-  void Scatter(SequenceId id, const SequenceState& state,
-               std::span<const std::span<const std::byte>> tensors);
+  Status Scatter(SequenceId id, const SequenceState& state,
+                 std::span<const std::span<const std::byte>> tensors);
 
  private:
   int64_t StoredPages(const SequenceState& state) const {
     return PagesOf(impl_.packed() ? state.coded_end : state.length);
   }
-  void GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
-  void GatherExact(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
+  Status GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
+  Status GatherExact(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
+  int64_t ElementBytes() const { return impl_.options.kind == CacheKind::kFloat ? 4 : 2; }
 
   KvCache::Impl& impl_;
 };
@@ -190,11 +204,16 @@ Status SessionCodec::CheckState(const std::string& name, const SequenceState& st
                                                      name, state.length, state.coded_end));
 }
 
-void SessionCodec::GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const {
+Status SessionCodec::GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const {
   const int64_t page_bytes = impl_.pool.page_bytes(layer), pages = StoredPages(sequence.state);
   for (int64_t page = 0; page < pages; ++page) {
-    std::memcpy(out + page * page_bytes, impl_.pool.Page(layer, sequence.blocks[page]),
-                static_cast<size_t>(page_bytes));
+    BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out + page * page_bytes,
+                                             impl_.pool.Page(layer, sequence.blocks[page]), page_bytes));
+  }
+  if (!impl_.packed() && impl_.memory().keys_by_token()) {
+    for (int64_t tile = 0; tile < pages * impl_.geometry.kv_heads; ++tile) {
+      TransposeKeys(ElementBytes(), kPageTokens, impl_.geometry.head_dim, out + tile * impl_.head_bytes[0]);
+    }
   }
   const int64_t tokens = impl_.packed() ? sequence.state.coded_end : sequence.state.length;
   const int used = static_cast<int>(tokens % kPageTokens);
@@ -205,77 +224,93 @@ void SessionCodec::GatherPages(const KvCache::Impl::Sequence& sequence, int laye
       EraseTokens(impl_.layouts[index], impl_.plan->heads[index], used,
                   {last, static_cast<size_t>(impl_.head_bytes[index])});
     } else {
-      KeepExactSlots(impl_.options.kind == CacheKind::kHalf ? 2 : 4, impl_.geometry.head_dim, kPageTokens, 0,
-                     used, last);
+      KeepExactSlots(ElementBytes(), impl_.geometry.head_dim, kPageTokens, 0, used, last);
     }
   }
   out += pages * page_bytes;
+  return Status::Ok();
 }
 
-void SessionCodec::GatherExact(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const {
+Status SessionCodec::GatherExact(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const {
   const SequenceState& state = sequence.state;
   const KvCache::Impl::TileRange window = impl_.WindowRange(state);
-  const auto copy = [&](const std::byte* from, int64_t bytes, int tile_tokens, int64_t first, int64_t end) {
-    std::memcpy(out, from, static_cast<size_t>(bytes));
+  const auto copy = [&](const std::byte* from, int64_t bytes, int tile_tokens, int64_t first,
+                        int64_t end) -> Status {
+    BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out, from, bytes));
     KeepExactSlots(2, impl_.geometry.head_dim, tile_tokens, first, end, out);
     out += bytes;
+    return Status::Ok();
   };
   for (int64_t tile = window.first; tile < window.end; ++tile) {
     const int64_t start = tile * kPageTokens;
     for (int head = 0; head < impl_.geometry.kv_heads; ++head) {
-      copy(impl_.WindowTile(sequence, layer, head, tile), impl_.window_tile_bytes, kPageTokens,
-           std::max<int64_t>(state.coded_end - start, 0),
-           std::min<int64_t>(state.length - start, kPageTokens));
+      BGTQ_RETURN_IF_ERROR(copy(impl_.WindowTile(sequence, layer, head, tile), impl_.window_tile_bytes,
+                                kPageTokens, std::max<int64_t>(state.coded_end - start, 0),
+                                std::min<int64_t>(state.length - start, kPageTokens)));
     }
   }
   for (int head = 0; impl_.sink_tile_bytes > 0 && head < impl_.geometry.kv_heads; ++head) {
-    copy(impl_.SinkTile(sequence, layer, head), impl_.sink_tile_bytes, impl_.sink_tile_tokens, 0,
-         std::min<int64_t>(state.length, impl_.options.sinks));
+    BGTQ_RETURN_IF_ERROR(copy(impl_.SinkTile(sequence, layer, head), impl_.sink_tile_bytes,
+                              impl_.sink_tile_tokens, 0,
+                              std::min<int64_t>(state.length, impl_.options.sinks)));
   }
+  return Status::Ok();
 }
 
-void SessionCodec::Gather(SequenceId id, std::byte* out) const {
+Status SessionCodec::Gather(SequenceId id, std::byte* out) const {
   const KvCache::Impl::Sequence& sequence = impl_.At(id);
-  if (sequence.state.length == 0) return;
+  if (sequence.state.length == 0) return Status::Ok();
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
-    GatherPages(sequence, layer, out);
-    GatherExact(sequence, layer, out);
+    BGTQ_RETURN_IF_ERROR(GatherPages(sequence, layer, out));
+    BGTQ_RETURN_IF_ERROR(GatherExact(sequence, layer, out));
   }
+  return Status::Ok();
 }
 
-void SessionCodec::Scatter(SequenceId id, const SequenceState& state,
-                           std::span<const std::span<const std::byte>> tensors) {
+Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
+                             std::span<const std::span<const std::byte>> tensors) {
   KvCache::Impl::Sequence& sequence = impl_.At(id);
   sequence.state = state;
-  if (state.length == 0) return;
+  if (state.length == 0) return Status::Ok();
+  CacheMemory& memory = impl_.memory();
   const KvCache::Impl::TileRange window = impl_.WindowRange(state);
   const int64_t pages = StoredPages(state);
+  const bool transpose = !impl_.packed() && memory.keys_by_token();
+  std::vector<std::byte> turned;
   size_t next = 1;  // after the tokens
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
-    if (pages > 0) {
-      const std::byte* data = tensors[next++].data();
-      const int64_t bytes = impl_.pool.page_bytes(layer);
-      for (int64_t page = 0; page < pages; ++page) {
-        std::memcpy(impl_.pool.Page(layer, sequence.blocks[page]), data + page * bytes,
-                    static_cast<size_t>(bytes));
+    const int64_t bytes = impl_.pool.page_bytes(layer);
+    const std::byte* page_data = pages > 0 ? tensors[next++].data() : nullptr;
+    for (int64_t page = 0; page < pages; ++page) {
+      const std::byte* data = page_data + page * bytes;
+      if (transpose) {
+        turned.assign(data, data + bytes);
+        for (int head = 0; head < impl_.geometry.kv_heads; ++head) {
+          TransposeKeys(ElementBytes(), impl_.geometry.head_dim, kPageTokens,
+                        turned.data() + impl_.head_offset[impl_.HeadIndex(layer, head)]);
+        }
+        data = turned.data();
       }
+      BGTQ_RETURN_IF_ERROR(memory.Write(impl_.pool.Page(layer, sequence.blocks[page]), data, bytes));
     }
     if (window.count() > 0) {
       const std::byte* data = tensors[next++].data();
       for (int64_t tile = window.first; tile < window.end; ++tile) {
         for (int head = 0; head < impl_.geometry.kv_heads; ++head, data += impl_.window_tile_bytes) {
-          std::memcpy(impl_.WindowTile(sequence, layer, head, tile), data,
-                      static_cast<size_t>(impl_.window_tile_bytes));
+          BGTQ_RETURN_IF_ERROR(
+              memory.Write(impl_.WindowTile(sequence, layer, head, tile), data, impl_.window_tile_bytes));
         }
       }
     }
     if (impl_.sink_tile_bytes > 0) {
       const std::byte* data = tensors[next++].data();
       for (int head = 0; head < impl_.geometry.kv_heads; ++head, data += impl_.sink_tile_bytes) {
-        std::memcpy(impl_.SinkTile(sequence, layer, head), data, static_cast<size_t>(impl_.sink_tile_bytes));
+        BGTQ_RETURN_IF_ERROR(
+            memory.Write(impl_.SinkTile(sequence, layer, head), data, impl_.sink_tile_bytes));
       }
     }
   }
+  return Status::Ok();
 }
 
 namespace {
@@ -314,12 +349,12 @@ Result<LoadedSession> LoadFromFile(KvCache& cache, const SafetensorsFile& file) 
     std::memcpy(session.tokens.data(), tensors[0].data(), tensors[0].size());
   }
   BGTQ_ASSIGN_OR_RETURN(session.sequence, cache.AddSequence());
-  const Status reserved = cache.Reserve(session.sequence, state.length);
-  if (!reserved.ok()) {
+  Status filled = cache.Reserve(session.sequence, state.length);
+  if (filled.ok()) filled = codec.Scatter(session.sequence, state, tensors);
+  if (!filled.ok()) {
     cache.RemoveSequence(session.sequence);
-    return reserved.WithContext(file.name());
+    return filled.WithContext(file.name());
   }
-  codec.Scatter(session.sequence, state, tensors);
   return session;
 }
 
@@ -343,8 +378,9 @@ Status SaveSession(const KvCache& cache, SequenceId sequence, std::span<const in
     total += sizes.back();
   }
   const int64_t token_bytes = static_cast<int64_t>(tokens.size_bytes());
-  BGTQ_ASSIGN_OR_RETURN(const MappedRegion copy, MappedRegion::Map(total - token_bytes, path));
-  codec.Gather(sequence, copy.data());
+  BGTQ_ASSIGN_OR_RETURN(const CacheRegion copy,
+                        CacheRegion::Allocate(HostMemory(), total - token_bytes, path));
+  BGTQ_RETURN_IF_ERROR(codec.Gather(sequence, copy.data()));
 
   std::vector<SafetensorsTensor> tensors;
   std::vector<std::span<const std::byte>> data;

@@ -20,6 +20,8 @@ namespace {
 /// Rows of element-wise work below this many floats stay on the calling thread: a region costs about a
 /// microsecond.
 constexpr int64_t kParallelFloats = 16384;
+/// Longer batches run no faster (the products' blocks are full) and take more memory.
+constexpr int64_t kPromptBatch = 512;
 
 class CpuWeight : public Weight {
  public:
@@ -65,6 +67,10 @@ class CpuBackend : public Backend {
     return std::make_unique<CpuActivations>(rows, cols);
   }
 
+  CacheMemory& cache_memory() override { return HostMemory(); }
+  CacheKind exact_cache_kind() const override { return CacheKind::kFloat; }
+  int64_t prompt_batch() const override { return kPromptBatch; }
+
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) override {
     return std::unique_ptr<CacheBinding>(new CpuCacheBinding(pool_, cache, rope));
   }
@@ -75,6 +81,8 @@ class CpuBackend : public Backend {
   Precision precision() const override {
     return mode_ == ActivationMode::kFloat ? Precision::kFloat : Precision::kInt8;
   }
+
+  Status Step(const StepInput&, const std::function<Status()>& forward) override { return forward(); }
 
   void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
     for (size_t i = 0; i < tokens.size(); ++i) {

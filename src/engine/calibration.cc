@@ -62,7 +62,7 @@ class HeadCollector : public AttentionObserver {
 Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
                                              const std::function<void(double)>& progress) {
   CacheOptions cache;
-  cache.kind = CacheKind::kFloat;
+  cache.kind = model.backend().exact_cache_kind();
   cache.max_tokens = static_cast<int64_t>(tokens.size());
   // The same plan whatever the run's own precision is: measured with float activations.
   struct FloatPrecision {

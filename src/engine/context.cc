@@ -15,6 +15,7 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   auto context = std::unique_ptr<Context>(new Context(model));
   CacheOptions of_model = options;
   of_model.model = model.fingerprint().Text();
+  of_model.memory = &model.backend().cache_memory();
   BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), of_model, plan));
   BGTQ_ASSIGN_OR_RETURN(context->binding_, model.backend().BindCache(*context->cache_, model.config().rope));
   return context;
@@ -58,7 +59,8 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
     hidden_ = model_.backend().MakeActivations(rows, config.embedding);
   }
   const Batch batch{tokens_, slices_, binding_.get(), options.observer};
-  BGTQ_RETURN_IF_ERROR(model_.model().Forward(batch, *hidden_));
+  const StepInput input{tokens_, slices_, binding_.get(), options.observer != nullptr};
+  BGTQ_RETURN_IF_ERROR(model_.backend().Step(input, [&] { return model_.model().Forward(batch, *hidden_); }));
   for (const BatchSlice& slice : slices_) {
     cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));
   }
@@ -67,6 +69,7 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
 
 Status Context::Append(SequenceId sequence, std::span<const Token> tokens, const RunOptions& options,
                        const std::function<Status(int64_t, int64_t)>& on_batch, int64_t batch) {
+  if (batch == 0) batch = model_.backend().prompt_batch();
   for (size_t first = 0; first < tokens.size(); first += static_cast<size_t>(batch)) {
     const size_t rows = std::min(static_cast<size_t>(batch), tokens.size() - first);
     const SequenceTokens item{sequence, tokens.subspan(first, rows)};

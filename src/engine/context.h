@@ -25,7 +25,7 @@ struct RunOptions {
 
 class Context {
  public:
-  static constexpr int64_t kDefaultBatch = 512;
+  static constexpr int64_t kScoringBatch = 512;  // rows whose logits are wanted, in one pass
 
   /// plan as KvCache::Create; it must match the model. Errors: those of KvCache::Create and
   /// Backend::BindCache; kMismatch naming the plan's differing field.
@@ -41,11 +41,11 @@ class Context {
   Status Run(std::span<const SequenceTokens> items, const RunOptions& options = {});
   const Activations& hidden() const { return *hidden_; }
 
-  /// Runs a long run of tokens of one sequence in batches; on_batch(first token, rows) is called after each
-  /// with hidden() holding its rows. A non-ok Status from on_batch stops and is returned.
+  /// Runs a long run of tokens of one sequence in batches of `batch` (0: the backend's choice);
+  /// on_batch(first token, rows) is called after each with hidden() holding its rows. A non-ok Status from
+  /// on_batch stops and is returned.
   Status Append(SequenceId sequence, std::span<const Token> tokens, const RunOptions& options,
-                const std::function<Status(int64_t first, int64_t rows)>& on_batch,
-                int64_t batch = kDefaultBatch);
+                const std::function<Status(int64_t first, int64_t rows)>& on_batch, int64_t batch = 0);
 
   /// Logits of the given rows of hidden(): [rows, vocabulary], host memory, valid until the next call.
   std::span<const float> Logits(std::span<const int64_t> rows);

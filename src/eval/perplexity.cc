@@ -94,12 +94,12 @@ Status ScoreWindow(Context& test, Context* base, std::span<const Token> window,
     BGTQ_ASSIGN_OR_RETURN(base_sequence, base->cache().AddSequence());
   }
   Status status;
-  for (int64_t begin = 0; begin < options.window && status.ok(); begin += Context::kDefaultBatch) {
+  for (int64_t begin = 0; begin < options.window && status.ok(); begin += Context::kScoringBatch) {
     if (options.stop != nullptr && options.stop->load()) {
       status = Status(ErrorCode::kCancelled, "stopped before the first window was done");
       break;
     }
-    const int64_t count = std::min(Context::kDefaultBatch, options.window - begin);
+    const int64_t count = std::min(Context::kScoringBatch, options.window - begin);
     const std::span<const Token> tokens =
         window.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
     const SequenceTokens item{sequence, tokens}, base_item{base_sequence, tokens};

@@ -88,7 +88,7 @@ class Bench {
   /// Runs `count` tokens, and the logits that a user would wait for: of the last prompt token, or of every
   /// decoded one.
   Status Append(int64_t count, bool one_by_one) {
-    const int64_t step = one_by_one ? 1 : std::min(count, Context::kDefaultBatch);
+    const int64_t step = one_by_one ? 1 : std::min(count, context_.model().backend().prompt_batch());
     std::vector<Token> batch;
     for (int64_t done = 0; done < count;) {
       if (options_.stop != nullptr && options_.stop->load()) return Status(ErrorCode::kCancelled, "stopped");

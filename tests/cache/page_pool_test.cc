@@ -15,7 +15,7 @@ namespace blockgtq {
 namespace {
 
 PagePool MakePool(std::vector<int64_t> page_bytes, int64_t blocks) {
-  auto pool = PagePool::Create(std::move(page_bytes), blocks, "pool");
+  auto pool = PagePool::Create(HostMemory(), std::move(page_bytes), blocks, "pool");
   EXPECT_TRUE(pool.ok()) << pool.status().message();
   return std::move(*pool);
 }
@@ -117,9 +117,11 @@ TEST(PagePool, PagesAreAlignedAndDistinct) {
 }
 
 TEST(PagePool, RefusesSizesThatDoNotFit) {
-  EXPECT_EQ(PagePool::Create({int64_t{1} << 62}, 4, "pool").status().code(), ErrorCode::kOutOfMemory);
-  EXPECT_EQ(PagePool::Create({16}, int64_t{1} << 40, "pool").status().code(), ErrorCode::kOutOfMemory);
-  const Status status = PagePool::Create({int64_t{1} << 40}, 1 << 20, "pool").status();
+  EXPECT_EQ(PagePool::Create(HostMemory(), {int64_t{1} << 62}, 4, "pool").status().code(),
+            ErrorCode::kOutOfMemory);
+  EXPECT_EQ(PagePool::Create(HostMemory(), {16}, int64_t{1} << 40, "pool").status().code(),
+            ErrorCode::kOutOfMemory);
+  const Status status = PagePool::Create(HostMemory(), {int64_t{1} << 40}, 1 << 20, "pool").status();
   EXPECT_EQ(status.code(), ErrorCode::kOutOfMemory);
   EXPECT_NE(status.message().find("1152921504606846976 bytes"), std::string::npos) << status.message();
 }
