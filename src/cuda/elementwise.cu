@@ -1,0 +1,210 @@
+// Embedding, norm, the feed-forward's gate, conversions and row gathering: bound by latency for a few rows,
+// by memory for many. Vector loads, a block a row where rows matter.
+#include <algorithm>
+
+#include "src/cuda/elementwise.h"
+#include "src/cuda/launch.cuh"
+#include "src/cuda/ptx.cuh"
+
+namespace blockgtq::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kNormThreads = 1024;
+constexpr int kMaxNormVectors = 4;  // of 4 floats, a thread
+
+struct alignas(8) Half4 {
+  __half2 a, b;
+};
+
+__device__ __forceinline__ Half4 High(float4 v) {
+  return {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
+}
+__device__ __forceinline__ float4 Widen(Half4 h) {
+  const float2 a = __half22float2(h.a), b = __half22float2(h.b);
+  return make_float4(a.x, a.y, b.x, b.y);
+}
+__device__ __forceinline__ Half4 Low(float4 v, Half4 high) {
+  const float4 h = Widen(high);
+  return High(make_float4((v.x - h.x) * kLowHalfScale, (v.y - h.y) * kLowHalfScale,
+                          (v.z - h.z) * kLowHalfScale, (v.w - h.w) * kLowHalfScale));
+}
+// i counts vectors of 4 elements.
+__device__ __forceinline__ void StoreHalves(float4 v, int64_t i, uint16_t* hi, uint16_t* lo) {
+  const Half4 high = High(v);
+  reinterpret_cast<Half4*>(hi)[i] = high;
+  if (lo) reinterpret_cast<Half4*>(lo)[i] = Low(v, high);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    EmbedKernel(const uint16_t* table, const int32_t* tokens, int64_t cols, float* out) {
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  const int64_t token = tokens[blockIdx.x];
+  const uint4* row = reinterpret_cast<const uint4*>(table + token * cols);
+  float4* to = reinterpret_cast<float4*>(out + blockIdx.x * cols);
+  for (int64_t i = threadIdx.x; i < cols / 8; i += kThreads) {
+    const uint4 v = row[i];
+    to[2 * i] =
+        Widen(Half4{*reinterpret_cast<const __half2*>(&v.x), *reinterpret_cast<const __half2*>(&v.y)});
+    to[2 * i + 1] =
+        Widen(Half4{*reinterpret_cast<const __half2*>(&v.z), *reinterpret_cast<const __half2*>(&v.w)});
+  }
+}
+
+// kVectors: of 4 floats, that a thread keeps in registers.
+template <int kVectors>
+__global__ void __launch_bounds__(kNormThreads)
+    RmsNormKernel(const float* x, const float* weight, float epsilon, int32_t cols, uint16_t* hi,
+                  uint16_t* lo, float* y) {
+  LetNextKernelStart();
+  __shared__ float warp_sum[kNormThreads / 32];
+  const int vectors = cols / 4, threads = blockDim.x, warps = threads >> 5;
+  float4 w[kVectors], v[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = threadIdx.x + j * threads;
+    w[j] = i < vectors ? __ldg(reinterpret_cast<const float4*>(weight) + i) : make_float4(0, 0, 0, 0);
+  }
+  WaitForPreviousKernel();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * vectors;
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = threadIdx.x + j * threads;
+    v[j] = i < vectors ? reinterpret_cast<const float4*>(x)[first + i] : make_float4(0, 0, 0, 0);
+    sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+  }
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+  if ((threadIdx.x & 31) == 0) warp_sum[threadIdx.x >> 5] = sum;
+  __syncthreads();
+  sum = static_cast<int>(threadIdx.x & 31) < warps ? warp_sum[threadIdx.x & 31] : 0.0f;
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+  const float factor = 1.0f / sqrtf(sum / static_cast<float>(cols) + epsilon);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = threadIdx.x + j * threads;
+    if (i >= vectors) continue;
+    const float4 out = make_float4(v[j].x * factor * w[j].x, v[j].y * factor * w[j].y,
+                                   v[j].z * factor * w[j].z, v[j].w * factor * w[j].w);
+    if (hi) StoreHalves(out, first + i, hi, lo);
+    if (y) reinterpret_cast<float4*>(y)[first + i] = out;
+  }
+}
+
+__device__ __forceinline__ float SiluTimes(float gate, float up) {
+  return gate / (1.0f + __expf(-gate)) * up * (1.0f / kInnerScale);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SiluMulKernel(const float* gate, const float* up, int64_t vectors, uint16_t* hi, uint16_t* lo) {
+  LetNextKernelStart();
+  WaitForPreviousKernel();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  const float4 g = reinterpret_cast<const float4*>(gate)[i], u = reinterpret_cast<const float4*>(up)[i];
+  StoreHalves(make_float4(SiluTimes(g.x, u.x), SiluTimes(g.y, u.y), SiluTimes(g.z, u.z), SiluTimes(g.w, u.w)),
+              i, hi, lo);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SplitHalvesKernel(const float* x, int64_t vectors, uint16_t* hi, uint16_t* lo) {
+  LetNextKernelStart();
+  WaitForPreviousKernel();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < vectors) StoreHalves(reinterpret_cast<const float4*>(x)[i], i, hi, lo);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    WidenKernel(const uint16_t* hi, const uint16_t* lo, int64_t vectors, float* y) {
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  float4 v = Widen(reinterpret_cast<const Half4*>(hi)[i]);
+  if (lo) {
+    const float4 l = Widen(reinterpret_cast<const Half4*>(lo)[i]);
+    constexpr float kScale = 1.0f / kLowHalfScale;
+    v = make_float4(fmaf(l.x, kScale, v.x), fmaf(l.y, kScale, v.y), fmaf(l.z, kScale, v.z),
+                    fmaf(l.w, kScale, v.w));
+  }
+  reinterpret_cast<float4*>(y)[i] = v;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    GatherRowsKernel(const uint4* x, int64_t vectors, const int32_t* indices, uint4* y) {
+  LetNextKernelStart();
+  WaitForPreviousKernel();
+  const uint4* from = x + indices[blockIdx.x] * vectors;
+  uint4* to = y + blockIdx.x * vectors;
+  for (int64_t i = threadIdx.x; i < vectors; i += kThreads) to[i] = from[i];
+}
+
+Status CheckShape(const char* what, int64_t rows, int64_t cols, int64_t multiple) {
+  if (rows < 1 || cols < 1 || rows > INT32_MAX) {
+    return Status(ErrorCode::kInvalidArgument, std::string("CUDA ") + what + ": nothing to compute");
+  }
+  if (cols % multiple != 0) {
+    return Status(ErrorCode::kUnsupported, std::string("CUDA ") + what + ": " + std::to_string(cols) +
+                                               " elements; the kernel takes multiples of " +
+                                               std::to_string(multiple));
+  }
+  return Status::Ok();
+}
+
+int64_t Blocks(int64_t vectors) { return (vectors + kThreads - 1) / kThreads; }
+
+}  // namespace
+
+Status LaunchEmbed(const uint16_t* table, const int32_t* tokens, int64_t rows, int64_t cols, float* out,
+                   bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("embedding", rows, cols, 8));
+  return Launch("embedding", EmbedKernel, rows, kThreads, 0, early, stream, table, tokens, cols, out);
+}
+
+Status LaunchRmsNorm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t cols,
+                     uint16_t* hi, uint16_t* lo, float* y, bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("RMS norm", rows, cols, 4));
+  const int64_t vectors = cols / 4;
+  const int threads = static_cast<int>(std::min<int64_t>(kNormThreads, (vectors + 31) / 32 * 32));
+  const int64_t held = (vectors + threads - 1) / threads;
+  if (held > kMaxNormVectors) {
+    return Status(ErrorCode::kUnsupported, "CUDA RMS norm: " + std::to_string(cols) +
+                                               " columns; the kernel takes up to " +
+                                               std::to_string(4 * kMaxNormVectors * kNormThreads));
+  }
+  const auto kernel = held == 1 ? RmsNormKernel<1> : held == 2 ? RmsNormKernel<2> : RmsNormKernel<4>;
+  return Launch("RMS norm", kernel, rows, threads, 0, early, stream, x, weight, epsilon,
+                static_cast<int32_t>(cols), hi, lo, y);
+}
+
+Status LaunchSiluMul(const float* gate, const float* up, int64_t count, uint16_t* hi, uint16_t* lo,
+                     bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("SiLU", 1, count, 4));
+  return Launch("SiLU", SiluMulKernel, Blocks(count / 4), kThreads, 0, early, stream, gate, up, count / 4, hi,
+                lo);
+}
+
+Status LaunchSplitHalves(const float* x, int64_t count, uint16_t* hi, uint16_t* lo, bool early,
+                         CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("rounding to fp16", 1, count, 4));
+  return Launch("rounding to fp16", SplitHalvesKernel, Blocks(count / 4), kThreads, 0, early, stream, x,
+                count / 4, hi, lo);
+}
+
+Status LaunchWiden(const uint16_t* hi, const uint16_t* lo, int64_t count, float* y, bool early,
+                   CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("widening", 1, count, 4));
+  return Launch("widening", WidenKernel, Blocks(count / 4), kThreads, 0, early, stream, hi, lo, count / 4, y);
+}
+
+Status LaunchGatherRows(const void* x, int64_t row_bytes, const int32_t* indices, int64_t rows, void* y,
+                        bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("gathering rows", rows, row_bytes, 16));
+  return Launch("gathering rows", GatherRowsKernel, rows, kThreads, 0, early, stream,
+                static_cast<const uint4*>(x), row_bytes / 16, indices, static_cast<uint4*>(y));
+}
+
+}  // namespace blockgtq::cuda
