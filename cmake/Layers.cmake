@@ -27,7 +27,11 @@ bgtq_layer(backend DEPENDS cache)
 bgtq_layer(cpu DEPENDS backend cache PkgConfig::HWY)
 bgtq_layer(models DEPENDS backend formats)
 include(EmbedText)  # bgtq_data
-bgtq_layer(engine DEPENDS models cpu text bgtq_data)
+include(Cuda)  # bgtq_cuda, where there is nvcc
+bgtq_layer(engine DEPENDS models cpu cuda text bgtq_data)
+if(TARGET bgtq_cuda)
+  target_compile_definitions(bgtq_engine PRIVATE BGTQ_HAVE_CUDA=1)
+endif()
 bgtq_layer(eval DEPENDS engine)
 
 # Sanitizers and kernels that are compiled for several targets: checking every operation takes minutes a file, so those

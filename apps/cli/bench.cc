@@ -15,7 +15,7 @@ namespace {
 class BenchCommand : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    model_.Add(app, "int8");
+    model_.Add(app, "fast");
     cache_.Add(app);
     cache_.AddSeed(app);
     app.add_option("-c,--context", context_, "tokens of context (default: the model's)")

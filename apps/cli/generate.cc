@@ -16,7 +16,7 @@ namespace {
 class GenerateCommand : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    model_.Add(app, "int8");
+    model_.Add(app, "fast");
     cache_.Add(app);
     text_.Add(app, "prompt");
     app.add_option("-n,--predict", options_.max_new_tokens, "new tokens, at most")

@@ -49,12 +49,12 @@ class LogitsCommand : public Command {
     const size_t vocabulary = static_cast<size_t>(model->config().vocabulary);
     std::vector<float> logits(ids.size() * vocabulary);
     const auto start = std::chrono::steady_clock::now();
-    const auto on_batch = [&](int64_t first, int64_t count) {
+    const auto on_batch = [&](int64_t first, int64_t count) -> Status {
       constexpr int64_t kRows = 64;  // of logits held twice
       for (int64_t begin = 0; begin < count; begin += kRows) {
         std::vector<int64_t> rows(static_cast<size_t>(std::min(kRows, count - begin)));
         std::iota(rows.begin(), rows.end(), begin);
-        const std::span<const float> part = context->Logits(rows);
+        BGTQ_ASSIGN_OR_RETURN(const std::span<const float> part, context->Logits(rows));
         std::memcpy(&logits[static_cast<size_t>(first + begin) * vocabulary], part.data(), part.size_bytes());
       }
       return Status::Ok();

@@ -31,18 +31,25 @@ CLI::Validator NotEmpty() {
 void ModelOptions::Add(CLI::App& app, const char* default_activations) {
   activations = default_activations;
   app.add_option("-m,--model", path, "GGUF model file")->required()->check(NotEmpty())->type_name("MODEL");
-  app.add_option("--device", backend.device, "cpu (this build's only device)")->capture_default_str();
+  backend.device.clear();
+  app.add_option("--device", backend.device, "cpu, cuda or cuda:N (default: cuda where it works)");
   app.add_option("-t,--threads", backend.threads, "threads (0: one a core)")->capture_default_str();
   app.add_option("--activations", activations,
-                 "how activations enter matrix products: int8 (fast) or float (exact)")
-      ->check(CLI::IsMember({"int8", "float"}))
+                 "how activations enter matrix products: float (exact), or fast (int8 on CPUs, fp16 on GPUs)")
+      ->check(CLI::IsMember({"fast", "float", "int8", "fp16"}))
       ->capture_default_str();
 }
 
-Result<std::unique_ptr<LoadedModel>> ModelOptions::Open() const {
+Result<std::unique_ptr<LoadedModel>> ModelOptions::Open() {
   NoteInput(path);
   BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model, LoadedModel::Open(path, backend));
-  model->backend().SetPrecision(activations == "float" ? Precision::kFloat : Precision::kInt8);
+  const std::string fast(model->backend().fast_activations());
+  if (activations != "float" && activations != "fast" && activations != fast) {
+    return Status(ErrorCode::kUnsupported, fmt::format("--activations {}: {} has {} and float", activations,
+                                                       model->backend().name(), fast));
+  }
+  if (activations == "fast") activations = fast;
+  model->backend().SetPrecision(activations == "float" ? Precision::kFloat : Precision::kFast);
   Log(fmt::format("device: {}, {} activations", model->backend().Description(), activations));
   return model;
 }

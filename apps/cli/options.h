@@ -17,10 +17,10 @@ namespace blockgtq::cli {
 struct ModelOptions {
   std::string path;
   BackendOptions backend;
-  std::string activations;  // "int8" or "float"
+  std::string activations;  // as asked for; after Open, what they are: "int8", "fp16" or "float"
   void Add(CLI::App& app, const char* default_activations);
   /// Opens the model; the first log line says the device.
-  Result<std::unique_ptr<LoadedModel>> Open() const;
+  Result<std::unique_ptr<LoadedModel>> Open();
 };
 
 /// -K, -V, --recipe, --plan, --sinks, --recent, --no-buffer.

@@ -20,9 +20,9 @@ namespace blockgtq {
 
 /// How activations enter a matrix product.
 enum class Precision {
-  kInt8,   // rounded to int8, one scale a 32 elements, where the backend has integer products (the default)
-  kFloat,  // float32 throughout; scoring uses it so that a cache is judged without the noise of rounded
-           // activations
+  kFast,   // the backend's fast way (the default): int8 with one scale a 32 elements on CPUs, fp16 on GPUs
+  kFloat,  // float32, or as close to it as the backend comes; scoring uses it so that a cache is judged
+           // without the noise of rounded activations
 };
 
 /// A matrix of activations [rows, cols] on a backend; element type and layout are the backend's own.
@@ -107,10 +107,10 @@ class Backend {
   /// One line for logs: what it runs on.
   virtual std::string Description() const = 0;
 
-  /// The tensor's bytes must outlive the weight. Errors: kOutOfMemory, kUnsupported.
-  virtual Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor) = 0;
+  /// The tensor's bytes must outlive the weight. name: for messages. Errors: kOutOfMemory, kUnsupported.
+  virtual Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) = 0;
   /// A vector [cols] (rows = 1), kept as float32.
-  virtual Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor) = 0;
+  virtual Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor, const std::string& name) = 0;
   virtual std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) = 0;
 
   /// Where this backend's caches must have their bytes.
@@ -125,6 +125,8 @@ class Backend {
   virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) = 0;
   virtual void SetPrecision(Precision precision) = 0;
   virtual Precision precision() const = 0;
+  /// What Precision::kFast rounds activations to: "int8", "fp16".
+  virtual std::string_view fast_activations() const = 0;
 
   /// Runs `forward`, one pass of a model over `input`: the backend's operations on the batch's activations
   /// happen within it. A backend may run a pass of the same shape without calling `forward` again. Everything
@@ -146,8 +148,8 @@ class Backend {
   virtual Status Attention(const AttentionCall& call) = 0;
   /// y[i] = x[rows[i]].
   virtual void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) = 0;
-  /// Widens row `row` of x to host floats [cols].
-  virtual void ReadRow(const Activations& x, int64_t row, float* out) = 0;
+  /// Widens row `row` of x to host floats [cols]. Errors: what went wrong on a device since the last Step.
+  virtual Status ReadRow(const Activations& x, int64_t row, float* out) = 0;
 };
 
 /// Where a sequence's codes reach once a batch slice is stored in every layer.

@@ -55,10 +55,10 @@ class CpuBackend : public Backend {
         hwy::TargetName(static_cast<int64_t>(hwy::SupportedTargets() & -hwy::SupportedTargets())));
   }
 
-  Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor) override {
+  Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string&) override {
     return std::unique_ptr<Weight>(new CpuWeight(tensor));
   }
-  Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor) override {
+  Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor, const std::string&) override {
     std::vector<float> values(static_cast<size_t>(tensor.cols));
     DequantizeRow(tensor, 0, values.data());
     return std::unique_ptr<Weight>(new CpuWeight(std::move(values)));
@@ -79,10 +79,12 @@ class CpuBackend : public Backend {
   }
 
   Precision precision() const override {
-    return mode_ == ActivationMode::kFloat ? Precision::kFloat : Precision::kInt8;
+    return mode_ == ActivationMode::kFloat ? Precision::kFloat : Precision::kFast;
   }
 
   Status Step(const StepInput&, const std::function<Status()>& forward) override { return forward(); }
+
+  std::string_view fast_activations() const override { return "int8"; }
 
   void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -123,8 +125,9 @@ class CpuBackend : public Backend {
       std::memcpy(Cast(y).row(static_cast<int64_t>(i)), Cast(x).row(rows[i]), sizeof(float) * x.cols());
     }
   }
-  void ReadRow(const Activations& x, int64_t row, float* out) override {
+  Status ReadRow(const Activations& x, int64_t row, float* out) override {
     std::memcpy(out, Cast(x).row(row), sizeof(float) * x.cols());
+    return Status::Ok();
   }
 
  private:

@@ -6,19 +6,39 @@
 #include <array>
 
 #include "src/cpu/cpu_backend.h"
+#ifdef BGTQ_HAVE_CUDA
+#include "src/cuda/cuda_backend.h"
+#endif
 
 namespace blockgtq {
 namespace {
 
 // In order of preference.
-constexpr std::array<BackendInfo, 1> kBackends = {{
+constexpr auto kBackends = std::to_array<BackendInfo>({
+#ifdef BGTQ_HAVE_CUDA
+    {"cuda", cuda::CreateCudaBackend},
+#endif
     {"cpu", cpu::CreateCpuBackend},
-}};
+});
+
+// The first backend that works here.
+Result<std::unique_ptr<Backend>> CreatePreferred(BackendOptions options) {
+  const auto create = [&](const BackendInfo& backend) {
+    options.device = backend.name;
+    return backend.create(options);
+  };
+  Result<std::unique_ptr<Backend>> created = create(kBackends.front());
+  for (size_t i = 1; i < kBackends.size(); ++i) {
+    if (created.ok() || created.status().code() != ErrorCode::kUnsupported) break;
+    created = create(kBackends[i]);
+  }
+  return created;
+}
 
 }  // namespace
 
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
-  if (options.device.empty()) return kBackends.front().create(options);
+  if (options.device.empty()) return CreatePreferred(options);
   const std::string kind = options.device.substr(0, options.device.find(':'));
   std::string known;
   for (const BackendInfo& backend : kBackends) {

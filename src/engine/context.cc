@@ -79,7 +79,7 @@ Status Context::Append(SequenceId sequence, std::span<const Token> tokens, const
   return Status::Ok();
 }
 
-std::span<const float> Context::Logits(std::span<const int64_t> rows) {
+Result<std::span<const float>> Context::Logits(std::span<const int64_t> rows) {
   const int64_t count = static_cast<int64_t>(rows.size()), vocabulary = model_.config().vocabulary;
   Backend& backend = model_.backend();
   if (logits_ == nullptr || logits_->rows() < count) {
@@ -89,8 +89,10 @@ std::span<const float> Context::Logits(std::span<const int64_t> rows) {
   }
   backend.GatherRows(*hidden_, rows, *gathered_);
   model_.model().Logits(*gathered_, count, *logits_);
-  for (int64_t i = 0; i < count; ++i) backend.ReadRow(*logits_, i, &host_logits_[i * vocabulary]);
-  return {host_logits_.data(), static_cast<size_t>(count * vocabulary)};
+  for (int64_t i = 0; i < count; ++i) {
+    BGTQ_RETURN_IF_ERROR(backend.ReadRow(*logits_, i, &host_logits_[i * vocabulary]));
+  }
+  return std::span<const float>(host_logits_.data(), static_cast<size_t>(count * vocabulary));
 }
 
 }  // namespace blockgtq

@@ -48,7 +48,8 @@ class Context {
                 const std::function<Status(int64_t first, int64_t rows)>& on_batch, int64_t batch = 0);
 
   /// Logits of the given rows of hidden(): [rows, vocabulary], host memory, valid until the next call.
-  std::span<const float> Logits(std::span<const int64_t> rows);
+  /// Errors: those of Backend::ReadRow.
+  Result<std::span<const float>> Logits(std::span<const int64_t> rows);
 
  private:
   explicit Context(LoadedModel& model) : model_(model) {}

@@ -50,7 +50,8 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
       result.reason = StopReason::kCancelled;
       break;
     }
-    BGTQ_ASSIGN_OR_RETURN(const Token token, sampler.Sample(context.Logits({&last_row, 1}), history));
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context.Logits({&last_row, 1}));
+    BGTQ_ASSIGN_OR_RETURN(const Token token, sampler.Sample(logits, history));
     if (!options.ignore_end && tokenizer.IsEndOfGeneration(token)) {
       result.reason = StopReason::kEnd;
       break;

@@ -51,16 +51,18 @@ double Quantile(std::vector<double> x, double q) {
 }
 
 /// Scores positions [first, last) of a window, whose hidden rows start at `batch_first`.
-void ScoreRows(Context& test, Context* base, std::span<const Token> window, int64_t batch_first,
-               int64_t first, int64_t last, ThreadPool& pool, Scores& scores) {
+Status ScoreRows(Context& test, Context* base, std::span<const Token> window, int64_t batch_first,
+                 int64_t first, int64_t last, ThreadPool& pool, Scores& scores) {
   const size_t vocabulary = static_cast<size_t>(test.model().config().vocabulary);
   for (int64_t begin = first; begin < last; begin += kLogitRows) {
     const int64_t count = std::min(kLogitRows, last - begin);
     std::vector<int64_t> rows(static_cast<size_t>(count));
     std::iota(rows.begin(), rows.end(), begin - batch_first);
-    const std::span<const float> logits = test.Logits(rows);
-    const std::span<const float> base_logits =
-        base != nullptr ? base->Logits(rows) : std::span<const float>();
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, test.Logits(rows));
+    std::span<const float> base_logits;
+    if (base != nullptr) {
+      BGTQ_ASSIGN_OR_RETURN(base_logits, base->Logits(rows));
+    }
     const size_t offset = scores.nll.size();
     std::vector<LogitComparison> comparisons(static_cast<size_t>(count));
     scores.nll.resize(offset + static_cast<size_t>(count));
@@ -82,6 +84,7 @@ void ScoreRows(Context& test, Context* base, std::span<const Token> window, int6
       scores.same_top1.push_back(c.same_top1);
     }
   }
+  return Status::Ok();
 }
 
 Status ScoreWindow(Context& test, Context* base, std::span<const Token> window,
@@ -107,7 +110,7 @@ Status ScoreWindow(Context& test, Context* base, std::span<const Token> window,
     if (status.ok() && base != nullptr) status = base->Run({&base_item, 1}, {.strict = options.strict});
     const int64_t score_first = std::max(first, begin), score_last = std::min(last, begin + count);
     if (status.ok() && score_first < score_last) {
-      ScoreRows(test, base, window, begin, score_first, score_last, pool, scores);
+      status = ScoreRows(test, base, window, begin, score_first, score_last, pool, scores);
     }
   }
   test.cache().RemoveSequence(sequence);

@@ -99,7 +99,7 @@ class Bench {
       BGTQ_RETURN_IF_ERROR(context_.Run({&item, 1}));
       done += rows;
       const int64_t last = rows - 1;
-      if (one_by_one || done == count) context_.Logits({&last, 1});
+      if (one_by_one || done == count) BGTQ_RETURN_IF_ERROR(context_.Logits({&last, 1}).status());
     }
     return Status::Ok();
   }

@@ -183,12 +183,12 @@ Result<const GgufTensor*> WeightReader::Find(const std::string& name, int64_t ro
 Result<std::unique_ptr<Weight>> WeightReader::Matrix(const std::string& name, int64_t rows,
                                                      int64_t cols) const {
   BGTQ_ASSIGN_OR_RETURN(const GgufTensor* tensor, Find(name, rows, cols));
-  return backend_.LoadMatrix(tensor->view);
+  return backend_.LoadMatrix(tensor->view, name);
 }
 
 Result<std::unique_ptr<Weight>> WeightReader::Vector(const std::string& name, int64_t size) const {
   BGTQ_ASSIGN_OR_RETURN(const GgufTensor* tensor, Find(name, 1, size));
-  return backend_.LoadVector(tensor->view);
+  return backend_.LoadVector(tensor->view, name);
 }
 
 Result<std::unique_ptr<Weight>> WeightReader::OptionalMatrix(const std::string& name, int64_t rows,

@@ -41,7 +41,7 @@ TEST(LongContext, ResidentMemoryStaysWithinThePackedSizeAndAConstant) {
 #endif
   const std::string path = RealModelPath(kSmolLm2);
   if (path.empty()) GTEST_SKIP() << kSmolLm2 << " is not here: scripts/fetch_models.sh smollm2-135m";
-  const auto model = OpenModel(path, 2, Precision::kInt8);
+  const auto model = OpenModel(path, 2, Precision::kFast);
   ASSERT_NE(model, nullptr);
   std::optional<Plan> plan;
   {
@@ -59,7 +59,7 @@ TEST(LongContext, ResidentMemoryStaysWithinThePackedSizeAndAConstant) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    const auto fresh = OpenModel(path, 2, Precision::kInt8);  // threads do not survive a fork
+    const auto fresh = OpenModel(path, 2, Precision::kFast);  // threads do not survive a fork
     const int64_t before = AnonymousBytes();
     CacheOptions options;
     options.max_tokens = kTokens + 64;

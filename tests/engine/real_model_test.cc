@@ -49,7 +49,7 @@ class RealModels : public testing::TestWithParam<RealModel> {
       return Status::Ok();
     });
     EXPECT_TRUE(status.ok()) << status.message();
-    const std::span<const float> logits = context.Logits({&row, 1});
+    const std::span<const float> logits = *context.Logits({&row, 1});
     return {logits.begin(), logits.end()};
   }
 
@@ -81,12 +81,12 @@ TEST_P(RealModels, Top20LogProbabilitiesEqualTransformersInFloat) {
 }
 
 TEST_P(RealModels, Top20LogProbabilitiesAreCloseWithInt8Activations) {
-  model_->backend().SetPrecision(Precision::kInt8);
+  model_->backend().SetPrecision(Precision::kFast);
   EXPECT_LT(WorstTop20(CacheKind::kHalf), 0.5);
 }
 
 TEST_P(RealModels, GreedyStepsEqualTransformersWhereTheMarginIsClear) {
-  for (Precision precision : {Precision::kFloat, Precision::kInt8}) {
+  for (Precision precision : {Precision::kFloat, Precision::kFast}) {
     model_->backend().SetPrecision(precision);
     const double clear = precision == Precision::kFloat ? 0.05 : 0.5;
     CacheOptions options;
@@ -112,7 +112,7 @@ TEST_P(RealModels, GreedyStepsEqualTransformersWhereTheMarginIsClear) {
 }
 
 TEST_P(RealModels, GreedyTextIsTheSameTwiceAndFromAPackedCacheReadsLikeALanguage) {
-  model_->backend().SetPrecision(Precision::kInt8);
+  model_->backend().SetPrecision(Precision::kFast);
   auto measured =
       Measure(*model_, model_->tokenizer().Encode(std::string(4000, 'a') + " The sea is wide.", false), {});
   ASSERT_TRUE(measured.ok()) << measured.status().message();

@@ -57,7 +57,7 @@ inline std::vector<float> RunAll(Context& context, std::span<const Token> tokens
       [&](int64_t, int64_t rows) {
         std::vector<int64_t> indices(static_cast<size_t>(rows));
         for (int64_t i = 0; i < rows; ++i) indices[static_cast<size_t>(i)] = i;
-        const std::span<const float> logits = context.Logits(indices);
+        const std::span<const float> logits = *context.Logits(indices);
         all.insert(all.end(), logits.begin(), logits.end());
         return Status::Ok();
       },

@@ -112,7 +112,7 @@ TEST_P(TinyModel, DecodingInSplitsOfALongContextEqualsScoringItWhole) {
       ASSERT_TRUE(context->Run({&item, 1}).ok());
       const int64_t row = 0;
       const size_t vocabulary = static_cast<size_t>(model_->config().vocabulary);
-      EXPECT_LT(MaxDifference(context->Logits({&row, 1}),
+      EXPECT_LT(MaxDifference(*context->Logits({&row, 1}),
                               std::span<const float>(whole).subspan(i * vocabulary, vocabulary)),
                 5e-3f)
           << "token " << i << " recent " << recent;
@@ -182,7 +182,7 @@ TEST_P(TinyModel, RollingBackAndAppendingAgainGivesTheSameLogits) {
           sequence, std::span<const Token>(ids).subspan(first, count), {},
           [&](int64_t, int64_t) {
             const int64_t row = 0;
-            const std::span<const float> logits = context->Logits({&row, 1});
+            const std::span<const float> logits = *context->Logits({&row, 1});
             last.assign(logits.begin(), logits.end());
             return Status::Ok();
           },
@@ -209,7 +209,7 @@ TEST_P(TinyModel, SequencesInOneBatchDoNotSeeEachOther) {
   ASSERT_TRUE(context->Run(items).ok());
   std::vector<int64_t> rows(a.size() + b.size());
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i);
-  const std::span<const float> together = context->Logits(rows);
+  const std::span<const float> together = *context->Logits(rows);
   EXPECT_LT(MaxDifference(together.first(alone_a.size()), alone_a), 1e-4f);
   EXPECT_LT(MaxDifference(together.subspan(alone_a.size()), alone_b), 1e-4f);
 }

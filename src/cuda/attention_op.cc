@@ -1,0 +1,396 @@
+// See attention_op.h.
+#include "src/cuda/attention_op.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numbers>
+
+#include "src/cuda/launch.cuh"
+#include "src/cuda/merge.h"
+
+namespace blockgtq::cuda {
+namespace {
+
+/// Prefix tokens that are unpacked at a time: bounds the scratch to 64 KiB tokens' keys and values in fp16.
+constexpr int64_t kPrefixTokens = 65536;
+/// Slots past the last token that a library kernel may multiply by zero.
+constexpr int64_t kSlackTokens = 128;
+constexpr int32_t kNoError = std::numeric_limits<int32_t>::max();
+
+int64_t PowerOfTwo(int64_t at_least) {
+  int64_t size = kPageTokens;
+  while (size < at_least) size *= 2;
+  return size;
+}
+
+/// First token of the piece of the prefix that is attended to together with a chunk's own tokens.
+int64_t LastPiece(const Segment& s) { return s.coded / kPrefixTokens * kPrefixTokens; }
+
+}  // namespace
+
+AttentionOp::AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,
+                         const RopeConfig& rope)
+    : device_(device),
+      flash_(std::move(flash)),
+      cache_(cache),
+      rope_(rope),
+      packed_(cache.options().kind == CacheKind::kPacked),
+      batch_(device, cache) {}
+
+Result<std::unique_ptr<AttentionOp>> AttentionOp::Create(Device& device,
+                                                         std::function<Result<FlashAttention*>()> flash,
+                                                         KvCache& cache, const RopeConfig& rope) {
+  if (cache.options().kind == CacheKind::kFloat) {
+    return Status(ErrorCode::kUnsupported,
+                  "--recipe fp32: the GPU has no fp32 cache; use fp16, or --device cpu");
+  }
+  if (cache.options().max_tokens > std::numeric_limits<int32_t>::max()) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("KV cache of {} tokens: positions on the GPU have 31 bits", cache.options().max_tokens));
+  }
+  std::unique_ptr<AttentionOp> op(new AttentionOp(device, std::move(flash), cache, rope));
+  BGTQ_RETURN_IF_ERROR(op->UploadConstants());
+  return op;
+}
+
+Status AttentionOp::UploadConstants() {
+  const CacheGeometry& g = cache_.geometry();
+  BGTQ_ASSIGN_OR_RETURN(rope_steps_, ToDevice(RopeSteps(rope_), "RoPE"));
+  const std::vector<int32_t> no_errors(static_cast<size_t>(g.layers), kNoError);
+  BGTQ_ASSIGN_OR_RETURN(errors_, ToDevice(no_errors, "error words"));
+  const int64_t error_bytes = static_cast<int64_t>(no_errors.size() * sizeof(int32_t));
+  BGTQ_ASSIGN_OR_RETURN(host_errors_, PinnedBuffer::Allocate(error_bytes, "error words"));
+  std::copy(no_errors.begin(), no_errors.end(), host_errors_.As<int32_t>());
+  if (!packed_) return Status::Ok();
+
+  const auto plans = [&](int layer) {
+    return std::span(cache_.plan()->heads)
+        .subspan(static_cast<size_t>(layer * g.kv_heads), static_cast<size_t>(g.kv_heads));
+  };
+  for (int layer = 0; layer < g.layers; ++layer) {
+    BGTQ_ASSIGN_OR_RETURN(const HeadTraits traits, TraitsOf(plans(layer)));
+    if (layer == 0) traits_ = traits;
+    traits_.Include(traits);
+  }
+  for (int layer = 0; layer < g.layers; ++layer) {
+    BGTQ_ASSIGN_OR_RETURN(const HeadTable table, BuildHeadTable(plans(layer), traits_, rope_));
+    BGTQ_ASSIGN_OR_RETURN(LayerConstants constants, LayerConstants::Upload(table));
+    layers_.push_back(std::move(constants));
+  }
+  BGTQ_ASSIGN_OR_RETURN(codec_, CodecConstants::Upload(cache_, rope_));
+  return Status::Ok();
+}
+
+Status AttentionOp::BeginStep(const StepInput& input) { return batch_.Build(input); }
+
+AttentionOp::StepShape AttentionOp::shape() const {
+  return {batch_.rows(), batch_.table_stride(), PowerOfTwo(batch_.segments()[0].coded)};
+}
+
+Status AttentionOp::ReserveRows(const AttentionCall& call) {
+  const CacheGeometry& g = cache_.geometry();
+  const int64_t row_bytes = int64_t{g.head_dim} * static_cast<int64_t>(sizeof(uint16_t)),
+                rows = batch_.rows();
+  query_heads_ = call.heads;
+  BGTQ_RETURN_IF_ERROR(device_.Reserve(queries_, rows * call.heads * row_bytes, "queries of a batch"));
+  BGTQ_RETURN_IF_ERROR(device_.Reserve(keys_, rows * g.kv_heads * row_bytes, "keys of a batch"));
+  BGTQ_RETURN_IF_ERROR(device_.Reserve(values_, rows * g.kv_heads * row_bytes, "values of a batch"));
+  return Status::Ok();
+}
+
+Status AttentionOp::Run(const AttentionCall& call, const AttentionRows& rows) {
+  BGTQ_RETURN_IF_ERROR(ReserveRows(call));
+  if (call.observer != nullptr) BGTQ_RETURN_IF_ERROR(Observe(call, rows));
+  for (const Segment& s : batch_.segments()) {
+    if (!packed_) {
+      BGTQ_RETURN_IF_ERROR(AttendHalf(call, rows, s));
+    } else if (s.chunk) {
+      BGTQ_RETURN_IF_ERROR(AttendChunk(call, rows, s));
+    } else {
+      BGTQ_RETURN_IF_ERROR(AttendRows(call, rows, s));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Rotates a segment's rows, keeps its queries, and stores keys and values where the cache has exact tokens;
+/// keys, values: also as rows from row `first_token_row` on, where not null.
+Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, const Segment& s,
+                          uint16_t* keys, uint16_t* values, int64_t first_token_row) {
+  const CacheGeometry& g = cache_.geometry();
+  const int64_t q_cols = int64_t{call.heads} * g.head_dim, kv_cols = int64_t{g.kv_heads} * g.head_dim;
+  RopeStoreCall store;
+  store.rows = s.rows;
+  store.heads = call.heads;
+  store.kv_heads = g.kv_heads;
+  store.head_dim = g.head_dim;
+  store.rotary_dims = rope_.rotary_dims;
+  store.neox = rope_.pairing == RopePairing::kNeox;
+  store.attention_factor = rope_.attention_factor;
+  store.steps = rope_steps_.As<uint64_t>();
+  store.q = rows.queries + s.first_row * q_cols;
+  store.k = rows.keys + s.first_row * kv_cols;
+  store.v = rows.values + s.first_row * kv_cols;
+  store.q_out = queries_.As<uint16_t>() + s.first_row * q_cols;
+  if (keys != nullptr) {
+    store.k_out = keys + first_token_row * kv_cols;
+    store.v_out = values + first_token_row * kv_cols;
+  }
+  store.targets = batch_.targets() + s.first_row;
+  if (packed_) {
+    store.window_offset = WindowOffset(cache_, call.layer);
+    store.sink_offset = SinkOffset(cache_, call.layer);
+    store.window_tiles = cache_.window_tiles();
+    store.sink_tile_tokens = cache_.sink_tile_tokens();
+  } else {
+    store.pool = reinterpret_cast<uint8_t*>(cache_.pool_base()) + cache_.layer_offset(call.layer);
+    store.page_bytes = cache_.block_bytes();
+  }
+  store.error = errors_.As<int32_t>() + call.layer;
+  return LaunchRopeStore(store, true, device_.stream());
+}
+
+Status AttentionOp::Encode(const Segment& s, int first_layer, int layers, const uint16_t* keys,
+                           const uint16_t* values) {
+  EncodeParams params = codec_.Encode();
+  params.first_layer = first_layer;
+  params.layers = layers;
+  params.jobs = batch_.jobs(s);
+  params.job_count = batch_.job_count(s);
+  params.max_jobs = s.jobs;
+  params.keys = keys;
+  params.values = values;
+  params.error = errors_.As<int32_t>() + first_layer;
+  return LaunchEncode(params, false, device_.stream());
+}
+
+/// Every row attends to codes, sinks and window as if it were decoded.
+Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& rows, const Segment& s) {
+  const CacheGeometry& g = cache_.geometry();
+  const CacheOptions& options = cache_.options();
+  const bool at_once = options.recent == 0;
+  uint16_t* keys = at_once ? keys_.As<uint16_t>() : nullptr;
+  uint16_t* values = at_once ? values_.As<uint16_t>() : nullptr;
+  BGTQ_RETURN_IF_ERROR(Store(call, rows, s, keys, values, s.first_row));
+  if (at_once) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys, values));
+
+  DecodeShape shape;
+  shape.batch = static_cast<int>(s.rows);
+  shape.kv_heads = g.kv_heads;
+  shape.head_dim = g.head_dim;
+  shape.query_heads = call.heads / g.kv_heads;
+  shape.expected_tokens = PowerOfTwo(s.coded);
+  shape.has_exact = options.sinks > 0 || options.recent > 0;
+  shape.window_tiles = cache_.window_tiles();
+  const std::vector<int64_t> key = {shape.batch, shape.query_heads, shape.expected_tokens};
+  auto found = configs_.find(key);
+  if (found == configs_.end()) {
+    BGTQ_ASSIGN_OR_RETURN(DecodeConfig config, ConfigureDecode(shape, traits_, device_.limits()));
+    found = configs_.emplace(key, std::move(config)).first;
+  }
+  const DecodeConfig& config = found->second;
+  BGTQ_RETURN_IF_ERROR(device_.Reserve(scratch_, config.scratch_bytes, "scratch of packed attention"));
+
+  const int64_t q_offset = s.first_row * call.heads * g.head_dim;
+  DecodeParams params{};
+  BindDecode(config, scratch_.data(), params);
+  layers_[static_cast<size_t>(call.layer)].Bind(params);
+  params.logit_scale = call.scale * std::numbers::log2e_v<float>;
+  params.coded_end = batch_.coded_end() + s.first_row;
+  params.length = batch_.length() + s.first_row;
+  params.sinks = options.sinks;
+  params.block_table = batch_.block_table(s.table_row);
+  params.max_pages = batch_.decode() ? batch_.table_stride() : 0;  // rows of one sequence share its table
+  params.pool = reinterpret_cast<uint8_t*>(cache_.pool_base()) + cache_.layer_offset(call.layer);
+  params.page_bytes = cache_.block_bytes();
+  params.sink_tile_tokens = cache_.sink_tile_tokens();
+  params.exact = batch_.exact() + s.first_row;
+  params.window_offset = WindowOffset(cache_, call.layer);
+  params.sink_offset = SinkOffset(cache_, call.layer);
+  params.queries = queries_.As<uint16_t>() + q_offset;
+  params.out = rows.out + q_offset;
+  const bool first_use =
+      call.layer == 0 || batch_.segments().size() > 1;  // segments share the schedule's memory
+  if (first_use) BGTQ_RETURN_IF_ERROR(LaunchDecodeSchedule(config, params, device_.stream()));
+  BGTQ_RETURN_IF_ERROR(LaunchDecodeAttention(config, params, !at_once && !first_use, device_.stream()));
+  // A decode step's pages are encoded after its last layer, all layers at once.
+  if (!at_once && !batch_.decode() && s.jobs > 0) {
+    BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, nullptr, nullptr));
+  }
+  return Status::Ok();
+}
+
+Status AttentionOp::Unpack(const Segment& s, int layer, int64_t first, int64_t count, uint16_t* keys,
+                           uint16_t* values) {
+  if (count == 0) return Status::Ok();
+  UnpackParams params = codec_.Unpack(layer);
+  params.first = first;
+  params.count = count;
+  params.coded_end = s.coded;
+  params.block_table = batch_.block_table(s.table_row);
+  params.exact = reinterpret_cast<const uint8_t*>(cache_.exact_base(s.sequence));
+  params.keys = keys;
+  params.values = values;
+  return LaunchUnpack(params, false, device_.stream());
+}
+
+/// A chunk of a prompt attends to its packed prefix, unpacked, and to its own rows in fp16. The last piece of
+/// the prefix, which holds the exact tokens, goes together with the chunk; the others are merged in.
+Status AttentionOp::AttendChunk(const AttentionCall& call, const AttentionRows& rows, const Segment& s) {
+  const CacheGeometry& g = cache_.geometry();
+  const int64_t kv_cols = int64_t{g.kv_heads} * g.head_dim, base = LastPiece(s);
+  const int64_t own = s.position - base, tokens = s.longest - base;
+  const int64_t room = (std::max(tokens, base > 0 ? kPrefixTokens : 0) + kSlackTokens) * kv_cols *
+                       static_cast<int64_t>(sizeof(uint16_t));
+  for (DeviceBuffer* buffer : {&prefix_keys_, &prefix_values_}) {
+    if (buffer->bytes() >= room) continue;
+    BGTQ_RETURN_IF_ERROR(device_.Reserve(*buffer, room, "an unpacked prefix"));
+    BGTQ_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(buffer->data(), 0, static_cast<size_t>(room), device_.stream()),
+                   "clearing a buffer"));
+  }
+  uint16_t *keys = prefix_keys_.As<uint16_t>(), *values = prefix_values_.As<uint16_t>();
+  // The ring still has the tokens before the chunk: they are taken out before new ones are stored.
+  BGTQ_RETURN_IF_ERROR(Unpack(s, call.layer, base, own, keys, values));
+  BGTQ_RETURN_IF_ERROR(Store(call, rows, s, keys, values, own));
+  if (s.jobs > 0) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys, values));
+
+  BGTQ_ASSIGN_OR_RETURN(FlashAttention * flash, flash_());
+  const int64_t q_offset = s.first_row * call.heads * g.head_dim, sums = s.rows * call.heads;
+  PrefillCall chunk;
+  chunk.heads = Heads(call);
+  chunk.cache.keys = keys;
+  chunk.cache.values = values;
+  chunk.cache.token_stride = kv_cols;
+  chunk.cache.head_stride = g.head_dim;
+  chunk.cache.max_tokens = PowerOfTwo(tokens);
+  chunk.rows = s.rows;
+  chunk.tokens = tokens;
+  chunk.queries = queries_.As<uint16_t>() + q_offset;
+  chunk.out = rows.out + q_offset;
+  if (base > 0) {
+    const int64_t sum_bytes = sums * static_cast<int64_t>(sizeof(float));
+    BGTQ_RETURN_IF_ERROR(device_.Reserve(log_sum_, sum_bytes, "a chunk's sums"));
+    BGTQ_RETURN_IF_ERROR(device_.Reserve(part_log_sum_, sum_bytes, "a chunk's sums"));
+    BGTQ_RETURN_IF_ERROR(device_.Reserve(
+        part_out_, sums * g.head_dim * static_cast<int64_t>(sizeof(uint16_t)), "a chunk's partial output"));
+    chunk.log_sum = log_sum_.As<float>();
+  }
+  BGTQ_RETURN_IF_ERROR(flash->Prefill(chunk, device_.stream()));
+  for (int64_t first = 0; first < base; first += kPrefixTokens) {
+    BGTQ_RETURN_IF_ERROR(Unpack(s, call.layer, first, kPrefixTokens, keys, values));
+    PrefillCall part = chunk;
+    part.cache.max_tokens = part.tokens = kPrefixTokens;
+    part.causal = false;
+    part.out = part_out_.As<uint16_t>();
+    part.log_sum = part_log_sum_.As<float>();
+    BGTQ_RETURN_IF_ERROR(flash->Prefill(part, device_.stream()));
+    BGTQ_RETURN_IF_ERROR(LaunchMerge({chunk.out, chunk.log_sum}, {part.out, part.log_sum}, s.rows, call.heads,
+                                     g.head_dim, chunk.out, chunk.log_sum, false, device_.stream()));
+  }
+  return Status::Ok();
+}
+
+AttentionHeads AttentionOp::Heads(const AttentionCall& call) const {
+  return {call.heads, cache_.geometry().kv_heads, cache_.geometry().head_dim, call.scale};
+}
+
+/// Pages of the uncompressed cache: a head has K [64, D], then V [64, D].
+HalfKeyValues AttentionOp::HalfPages(int layer, const Segment& s) const {
+  const CacheGeometry& g = cache_.geometry();
+  HalfKeyValues pages;
+  pages.keys = reinterpret_cast<const uint16_t*>(cache_.pool_base() + cache_.layer_offset(layer));
+  pages.values = pages.keys + int64_t{kPageTokens} * g.head_dim;
+  pages.token_stride = g.head_dim;
+  pages.head_stride = int64_t{2} * kPageTokens * g.head_dim;
+  pages.outer_stride = cache_.block_bytes() / static_cast<int64_t>(sizeof(uint16_t));
+  pages.max_tokens = batch_.table_stride() * kPageTokens;
+  pages.pages = cache_.options().max_tokens / kPageTokens;
+  pages.block_table = batch_.block_table(s.table_row);
+  pages.table_stride = batch_.table_stride();
+  return pages;
+}
+
+Status AttentionOp::AttendHalf(const AttentionCall& call, const AttentionRows& rows, const Segment& s) {
+  BGTQ_RETURN_IF_ERROR(Store(call, rows, s, nullptr, nullptr, 0));
+  BGTQ_ASSIGN_OR_RETURN(FlashAttention * flash, flash_());
+  const int64_t q_offset = s.first_row * call.heads * cache_.geometry().head_dim;
+  if (batch_.decode()) {
+    DecodeCall decode;
+    decode.heads = Heads(call);
+    decode.cache = HalfPages(call.layer, s);
+    decode.batch = static_cast<int>(s.rows);
+    decode.lengths = batch_.length();
+    decode.queries = queries_.As<uint16_t>();
+    decode.out = rows.out;
+    return flash->Decode(decode, device_.stream());
+  }
+  PrefillCall chunk;
+  chunk.heads = Heads(call);
+  chunk.cache = HalfPages(call.layer, s);
+  chunk.rows = s.rows;
+  chunk.tokens = s.longest;
+  chunk.queries = queries_.As<uint16_t>() + q_offset;
+  chunk.out = rows.out + q_offset;
+  return flash->Prefill(chunk, device_.stream());
+}
+
+Status AttentionOp::Observe(const AttentionCall& call, const AttentionRows& rows) {
+  const CacheGeometry& g = cache_.geometry();
+  const int64_t heads[] = {call.heads, g.kv_heads, g.kv_heads};
+  const float* from[] = {rows.queries, rows.keys, rows.values};
+  std::vector<float> host[3];
+  for (int i = 0; i < 3; ++i) {
+    host[i].resize(static_cast<size_t>(batch_.rows() * heads[i] * g.head_dim));
+    BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(host[i].data(), from[i], host[i].size() * sizeof(float),
+                                                    cudaMemcpyDeviceToHost, device_.stream()),
+                                    "reading what enters attention"));
+  }
+  BGTQ_RETURN_IF_ERROR(device_.Synchronize());
+  const RopeTable table(rope_);
+  std::vector<float> ordered;
+  for (std::vector<float>* x : {&host[0], &host[1]}) {
+    ordered.resize(x->size());
+    for (size_t at = 0; at < x->size(); at += static_cast<size_t>(g.head_dim)) {
+      table.ToBlockOrder(&(*x)[at], &ordered[at]);
+    }
+    x->swap(ordered);
+  }
+  call.observer->Observe(call.layer, batch_.rows(), host[0].data(), host[1].data(), host[2].data());
+  return Status::Ok();
+}
+
+Status AttentionOp::EndStep() {
+  const Segment& first = batch_.segments()[0];
+  if (packed_ && batch_.decode() && cache_.options().recent > 0 && first.jobs > 0) {
+    BGTQ_RETURN_IF_ERROR(Encode(first, 0, cache_.geometry().layers, nullptr, nullptr));
+  }
+  return CudaStatus(cudaMemcpyAsync(host_errors_.data(), errors_.data(), static_cast<size_t>(errors_.bytes()),
+                                    cudaMemcpyDeviceToHost, device_.stream()),
+                    "reading error words");
+}
+
+Status AttentionOp::TakeErrors() {
+  int32_t* words = host_errors_.As<int32_t>();
+  for (int layer = 0; layer < cache_.geometry().layers; ++layer) {
+    const int32_t position = words[layer];
+    if (position == kNoError) continue;
+    std::fill_n(words, cache_.geometry().layers, kNoError);
+    BGTQ_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpy(errors_.data(), words, static_cast<size_t>(errors_.bytes()), cudaMemcpyHostToDevice),
+        "clearing error words"));
+    return Status(
+        ErrorCode::kNonFinite,
+        fmt::format("layer {}: a query, key or value at position {} is NaN, infinite or beyond fp16; the "
+                    "model file or its numerics are damaged",
+                    layer, position));
+  }
+  return Status::Ok();
+}
+
+}  // namespace blockgtq::cuda

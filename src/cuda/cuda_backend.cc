@@ -1,0 +1,279 @@
+// Backend operations as launches on one stream.
+#include "src/cuda/cuda_backend.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "src/cuda/attention_op.h"
+#include "src/cuda/cuda_activations.h"
+#include "src/cuda/device_cache_memory.h"
+#include "src/cuda/elementwise.h"
+#include "src/cuda/flash_attention.h"
+#include "src/cuda/launch.cuh"
+#include "src/cuda/matmul.h"
+#include "src/cuda/matmul_weights.h"
+#include "src/cuda/step_graph.h"
+
+namespace blockgtq::cuda {
+namespace {
+
+/// Prompt tokens a pass: the products and a chunk's own attention are full from here on.
+constexpr int64_t kPromptBatch = 2048;
+
+struct CudaWeight : Weight {
+  CudaWeight(DeviceBuffer buffer, int64_t rows, int64_t cols)
+      : buffer(std::move(buffer)), rows(rows), cols(cols) {}
+  DeviceBuffer buffer;  // matrices: fp16 [rows, cols]; vectors: fp32 [cols]
+  int64_t rows, cols;
+};
+
+const CudaWeight& Cast(const Weight& weight) { return static_cast<const CudaWeight&>(weight); }
+CudaActivations& Cast(Activations& x) { return static_cast<CudaActivations&>(x); }
+const CudaActivations& Cast(const Activations& x) { return static_cast<const CudaActivations&>(x); }
+
+class CudaBackend;
+
+struct CudaCacheBinding : CacheBinding {
+  CudaCacheBinding(CudaBackend& backend, std::unique_ptr<AttentionOp> op)
+      : backend(backend), op(std::move(op)) {}
+  ~CudaCacheBinding() override;
+  CudaBackend& backend;
+  std::unique_ptr<AttentionOp> op;
+};
+
+class CudaBackend : public Backend {
+ public:
+  static Result<std::unique_ptr<Backend>> Create(int index, int threads) {
+    BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::Open(index));
+    std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device)));
+    BGTQ_ASSIGN_OR_RETURN(backend->uploader_, WeightUploader::Create(threads));
+    return std::unique_ptr<Backend>(std::move(backend));
+  }
+
+  std::string_view name() const override { return "cuda"; }
+  std::string Description() const override { return fmt::format("cuda, {}", device_->name()); }
+
+  Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) override {
+    BGTQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, uploader_->Matrix(tensor, name));
+    return std::unique_ptr<Weight>(new CudaWeight(std::move(buffer), tensor.rows, tensor.cols));
+  }
+  Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor, const std::string& name) override {
+    BGTQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, uploader_->Vector(tensor, name));
+    return std::unique_ptr<Weight>(new CudaWeight(std::move(buffer), 1, tensor.rows * tensor.cols));
+  }
+  std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) override {
+    return std::make_unique<CudaActivations>(*device_, rows, cols);
+  }
+
+  CacheMemory& cache_memory() override { return memory_; }
+  CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
+  int64_t prompt_batch() const override { return kPromptBatch; }
+
+  Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) override {
+    BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,
+                          AttentionOp::Create(
+                              *device_, [this] { return Flash(); }, cache, rope));
+    return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(op)));
+  }
+  void SetPrecision(Precision precision) override { precision_ = precision; }
+  Precision precision() const override { return precision_; }
+  std::string_view fast_activations() const override { return "fp16"; }
+
+  Status Step(const StepInput& input, const std::function<Status()>& forward) override {
+    AttentionOp& op = *static_cast<CudaCacheBinding*>(input.cache)->op;
+    BGTQ_RETURN_IF_ERROR(TakeError());
+    BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
+    BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
+    step_ = &op;
+    const auto launch = [&]() -> Status {
+      BGTQ_RETURN_IF_ERROR(forward());
+      return TakeError();
+    };
+    const bool graph = op.batch().decode() && !input.observed;
+    Status status = graph ? graphs_.Run({&op, op.shape(), precision_}, launch) : launch();
+    if (status.ok()) status = op.EndStep();
+    if (status.ok() && !graph) {
+      status = device_->Synchronize();
+      if (status.ok()) status = op.TakeErrors();
+    }
+    return status;
+  }
+
+  void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
+    Note(Cast(out).BecomeFull());
+    const int64_t rows = static_cast<int64_t>(tokens.size());
+    Launch([&] {
+      return LaunchEmbed(Cast(table).buffer.As<uint16_t>(), step_->batch().tokens(), rows, out.cols(),
+                         Cast(out).full(), false, device_->stream());
+    });
+  }
+
+  void RmsNorm(const Activations& x, const Weight& weight, float epsilon, int64_t rows,
+               Activations& y) override {
+    Note(Cast(y).BecomeHalves(precision_ == Precision::kFloat));
+    Launch([&] {
+      return LaunchRmsNorm(Cast(x).full(), Cast(weight).buffer.As<float>(), epsilon, rows, x.cols(),
+                           Cast(y).high(), Low(Cast(y)), nullptr, true, device_->stream());
+    });
+  }
+
+  void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) override {
+    std::vector<MatMulItem> items;
+    for (const Product& p : products) {
+      CudaActivations& y = Cast(*p.y);
+      const CudaWeight& weight = Cast(*p.weight);
+      if (!p.accumulate) Note(y.BecomeFull());
+      items.push_back({weight.buffer.As<uint16_t>(),
+                       p.bias != nullptr ? Cast(*p.bias).buffer.As<float>() : nullptr, y.full(), weight.rows,
+                       y.cols(), Cast(x).scale(), p.accumulate});
+    }
+    Launch([&] {
+      return matmul_.Run(items, Cast(x).high(), Low(Cast(x)), rows, x.cols(), true, device_->stream());
+    });
+  }
+
+  void SiluMul(Activations& gate, const Activations& up, int64_t rows) override {
+    CudaActivations& inner = Cast(gate);
+    const float* from = inner.full();
+    Note(inner.BecomeHalves(precision_ == Precision::kFloat, kInnerScale));
+    Launch([&] {
+      return LaunchSiluMul(from, Cast(up).full(), rows * gate.cols(), inner.high(), Low(inner), true,
+                           device_->stream());
+    });
+  }
+
+  Status Attention(const AttentionCall& call) override {
+    BGTQ_RETURN_IF_ERROR(error_);
+    CudaActivations& out = Cast(*call.out);
+    BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
+    return static_cast<CudaCacheBinding*>(call.cache)
+        ->op->Run(call, {Cast(*call.queries).full(), Cast(*call.keys).full(), Cast(*call.values).full(),
+                         out.high()});
+  }
+
+  void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
+    const CudaActivations& from = Cast(x);
+    CudaActivations& to = Cast(y);
+    const int64_t count = static_cast<int64_t>(rows.size());
+    Note(UploadIndices(rows));
+    Note(from.is_full() ? to.BecomeFull() : to.BecomeHalves(from.has_low(), from.scale()));
+    const auto gather = [&](const void* source, int64_t element_bytes, void* target) {
+      Launch([&] {
+        return LaunchGatherRows(source, x.cols() * element_bytes, indices_.As<int32_t>(), count, target,
+                                false, device_->stream());
+      });
+    };
+    if (from.is_full()) {
+      gather(from.full(), sizeof(float), to.full());
+    } else {
+      gather(from.high(), sizeof(uint16_t), to.high());
+      if (from.has_low()) gather(from.low(), sizeof(uint16_t), to.low());
+    }
+  }
+
+  /// A cache goes away.
+  void Forget(const AttentionOp* op) {
+    (void)device_->Synchronize();  // a failure shows in what comes next
+    graphs_.Forget(op);
+    if (step_ == op) step_ = nullptr;
+  }
+
+  Status ReadRow(const Activations& x, int64_t row, float* out) override {
+    BGTQ_RETURN_IF_ERROR(TakeError());
+    const CudaActivations& from = Cast(x);
+    const float* source = from.full() + row * x.cols();
+    if (from.is_halves()) {
+      const int64_t offset = row * x.cols(), bytes = x.cols() * static_cast<int64_t>(sizeof(float));
+      BGTQ_RETURN_IF_ERROR(device_->Reserve(widened_, bytes, "a row of activations"));
+      BGTQ_RETURN_IF_ERROR(LaunchWiden(from.high() + offset, from.has_low() ? from.low() + offset : nullptr,
+                                       x.cols(), widened_.As<float>(), false, device_->stream()));
+      source = widened_.As<float>();
+    }
+    const size_t bytes = static_cast<size_t>(x.cols()) * sizeof(float);
+    BGTQ_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpyAsync(out, source, bytes, cudaMemcpyDeviceToHost, device_->stream()), "reading a row"));
+    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
+    return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
+  }
+
+ private:
+  explicit CudaBackend(std::unique_ptr<Device> device)
+      : device_(std::move(device)),
+        memory_(*device_),
+        graphs_(*device_),
+        matmul_(device_->limits().processors) {}
+
+  uint16_t* Low(const CudaActivations& x) const { return x.has_low() ? x.low() : nullptr; }
+
+  /// The first error of operations that return nothing; the step, or the read behind them, reports it.
+  void Note(Status status) {
+    if (error_.ok()) error_ = std::move(status);
+  }
+  template <typename F>
+  void Launch(F launch) {
+    if (error_.ok()) error_ = launch();
+  }
+  Status TakeError() { return std::exchange(error_, Status::Ok()); }
+
+  Result<FlashAttention*> Flash() {
+    if (flash_ == nullptr) {
+      BGTQ_ASSIGN_OR_RETURN(flash_, FlashAttention::Create());
+    }
+    return flash_.get();
+  }
+
+  Status UploadIndices(std::span<const int64_t> rows) {
+    const int64_t bytes = static_cast<int64_t>(rows.size() * sizeof(int32_t));
+    BGTQ_RETURN_IF_ERROR(device_->Reserve(indices_, bytes, "row numbers"));
+    const std::vector<int32_t> narrow(rows.begin(), rows.end());
+    if (narrow == uploaded_indices_) return Status::Ok();
+    uploaded_indices_ = narrow;
+    // Pageable memory: the call returns once the numbers have been taken.
+    return CudaStatus(cudaMemcpyAsync(indices_.data(), narrow.data(), static_cast<size_t>(bytes),
+                                      cudaMemcpyHostToDevice, device_->stream()),
+                      "uploading row numbers");
+  }
+
+  std::unique_ptr<Device> device_;
+  DeviceCacheMemory memory_;
+  StepGraphs graphs_;
+  cuda::MatMul matmul_;
+  std::unique_ptr<WeightUploader> uploader_;
+  std::unique_ptr<FlashAttention> flash_;
+  Precision precision_ = Precision::kFast;
+  Status error_;
+  AttentionOp* step_ = nullptr;  // of the last step
+  DeviceBuffer indices_, widened_;
+  std::vector<int32_t> uploaded_indices_;
+};
+
+CudaCacheBinding::~CudaCacheBinding() { backend.Forget(op.get()); }
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& options) {
+  int index = 0;
+  const std::string_view device = options.device;
+  if (const size_t colon = device.find(':'); colon != std::string_view::npos) {
+    const std::string_view number = device.substr(colon + 1);
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+    if (error != std::errc() || end != number.data() + number.size() || index < 0) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("--device {}: not a device number; use cuda or cuda:N", device));
+    }
+  }
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  Result<std::unique_ptr<Backend>> backend =
+      CudaBackend::Create(index, options.threads > 0 ? options.threads : cores);
+  if (backend.ok()) return backend;
+  return Status(backend.status().code(), fmt::format("--device {}: {}; --device cpu works everywhere", device,
+                                                     backend.status().message()));
+}
+
+}  // namespace blockgtq::cuda

@@ -1,0 +1,118 @@
+// See layer_constants.h.
+#include "src/cuda/layer_constants.h"
+
+#include <cuda_runtime.h>
+
+#include "src/cuda/launch.cuh"
+
+namespace blockgtq::cuda {
+
+Result<DeviceBuffer> UploadBytes(const void* data, int64_t bytes, const std::string& what) {
+  BGTQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(bytes, what));
+  if (bytes > 0) {
+    BGTQ_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpy(buffer.data(), data, static_cast<size_t>(bytes), cudaMemcpyHostToDevice),
+                   "uploading a plan"));
+  }
+  return buffer;
+}
+
+Result<LayerConstants> LayerConstants::Upload(const HeadTable& table) {
+  const char* what = "a plan's constants";
+  LayerConstants c;
+  BGTQ_ASSIGN_OR_RETURN(c.heads_, ToDevice(table.heads, what));
+  BGTQ_ASSIGN_OR_RETURN(c.query_transform_, ToDevice(table.query_transform, what));
+  BGTQ_ASSIGN_OR_RETURN(c.value_fragments_, ToDevice(table.value_fragments, what));
+  BGTQ_ASSIGN_OR_RETURN(c.mean_fragments_, ToDevice(table.mean_fragments, what));
+  BGTQ_ASSIGN_OR_RETURN(c.tile_phase_, ToDevice(table.tile_phase, what));
+  return c;
+}
+
+void LayerConstants::Bind(DecodeParams& params) const {
+  params.heads = heads_.As<DeviceHead>();
+  params.query_transform = query_transform_.As<uint16_t>();
+  params.value_fragments = value_fragments_.As<uint16_t>();
+  params.mean_fragments = mean_fragments_.As<uint16_t>();
+  params.tile_phase = tile_phase_.As<uint32_t>();
+}
+
+Result<CodecConstants> CodecConstants::Upload(const KvCache& cache, const RopeConfig& rope) {
+  const CacheGeometry& g = cache.geometry();
+  std::vector<int64_t> layer_offset, window_offset;
+  for (int layer = 0; layer < g.layers; ++layer) {
+    layer_offset.push_back(cache.layer_offset(layer));
+    window_offset.push_back(WindowOffset(cache, layer));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const EncodeTable table,
+                        BuildEncodeTable(cache.plan()->heads, g.kv_heads, layer_offset, rope));
+  const UnpackTable unpack = BuildUnpackTable(cache.plan()->heads, table);
+  const char* what = "a plan's constants";
+  CodecConstants c;
+  c.cache_ = &cache;
+  c.key_units_ = table.key_units;
+  BGTQ_ASSIGN_OR_RETURN(c.heads_, ToDevice(table.heads, what));
+  BGTQ_ASSIGN_OR_RETURN(c.key_transform_, ToDevice(table.key_transform, what));
+  BGTQ_ASSIGN_OR_RETURN(c.value_transform_, ToDevice(table.value_transform, what));
+  BGTQ_ASSIGN_OR_RETURN(c.key_mean_, ToDevice(table.key_mean, what));
+  BGTQ_ASSIGN_OR_RETURN(c.slot_rotation_, ToDevice(table.slot_rotation, what));
+  BGTQ_ASSIGN_OR_RETURN(c.steps_, ToDevice(table.steps, what));
+  BGTQ_ASSIGN_OR_RETURN(c.window_offset_, ToDevice(window_offset, what));
+  BGTQ_ASSIGN_OR_RETURN(c.key_fragments_, ToDevice(unpack.key_fragments, what));
+  BGTQ_ASSIGN_OR_RETURN(c.value_fragments_, ToDevice(unpack.value_fragments, what));
+  BGTQ_ASSIGN_OR_RETURN(c.scale_, ToDevice(unpack.scale, what));
+  return c;
+}
+
+EncodeParams CodecConstants::Encode() const {
+  EncodeParams p;
+  p.head_dim = cache_->geometry().head_dim;
+  p.kv_heads = cache_->geometry().kv_heads;
+  p.key_units = key_units_;
+  p.pool = reinterpret_cast<uint8_t*>(cache_->pool_base());
+  p.block_bytes = cache_->block_bytes();
+  p.heads = heads_.As<EncodeHead>();
+  p.key_transform = key_transform_.As<uint16_t>();
+  p.value_transform = value_transform_.As<uint16_t>();
+  p.key_mean = key_mean_.As<float>();
+  p.slot_rotation = slot_rotation_.As<float>();
+  p.steps = steps_.As<uint64_t>();
+  p.window_offset = window_offset_.As<int64_t>();
+  p.window_tiles = cache_->window_tiles();
+  return p;
+}
+
+UnpackParams CodecConstants::Unpack(int layer) const {
+  UnpackParams p;
+  p.head_dim = cache_->geometry().head_dim;
+  p.kv_heads = cache_->geometry().kv_heads;
+  p.key_units = key_units_;
+  p.layer = layer;
+  p.sinks = cache_->options().sinks;
+  p.pool = reinterpret_cast<const uint8_t*>(cache_->pool_base());
+  p.block_bytes = cache_->block_bytes();
+  p.window_offset = WindowOffset(*cache_, layer);
+  p.sink_offset = SinkOffset(*cache_, layer);
+  p.window_tiles = cache_->window_tiles();
+  p.sink_tile_tokens = cache_->sink_tile_tokens();
+  p.heads = heads_.As<EncodeHead>();
+  p.key_mean = key_mean_.As<float>();
+  p.slot_rotation = slot_rotation_.As<float>();
+  p.steps = steps_.As<uint64_t>();
+  p.key_fragments = key_fragments_.As<uint16_t>();
+  p.value_fragments = value_fragments_.As<uint16_t>();
+  p.scale = scale_.As<float>();
+  return p;
+}
+
+int64_t WindowOffset(const KvCache& cache, int layer) {
+  return ExactTileBytes(true, cache.geometry().head_dim, kPageTokens) * cache.window_tiles() *
+         cache.geometry().kv_heads * layer;
+}
+
+int64_t SinkOffset(const KvCache& cache, int layer) {
+  return WindowOffset(cache, cache.geometry().layers) +
+         ExactTileBytes(true, cache.geometry().head_dim, cache.sink_tile_tokens()) *
+             cache.geometry().kv_heads * layer;
+}
+
+}  // namespace blockgtq::cuda

@@ -1,0 +1,90 @@
+// What a step's kernels must know about its tokens: planned on the host from the cache's books, uploaded
+// once, read by every layer. A step whose sequences all have one new token has the same shape each time, so a
+// captured graph can run it again with new numbers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "blockgtq/status.h"
+#include "src/backend/backend.h"
+#include "src/cuda/device.h"
+#include "src/cuda/elementwise_rope.h"
+#include "src/cuda/encode.h"
+
+namespace blockgtq::cuda {
+
+/// Consecutive rows of one sequence (or, in a decode step, one row of every sequence) that attend together.
+struct Segment {
+  SequenceId sequence = 0;  // not in a decode step
+  int64_t first_row = 0, rows = 0;
+  int64_t position = 0;   // of the first row; not in a decode step
+  int64_t coded = 0;      // codes of [0, coded) are there before the segment; the most, in a decode step
+  int64_t longest = 0;    // tokens that the last row sees; the most, in a decode step
+  bool chunk = false;     // rows attend to one another in fp16; otherwise each as if decoded
+  int64_t table_row = 0;  // of its block table; rows of one sequence share it
+  int64_t first_job = 0;  // encoding that the segment brings about
+  int32_t jobs = 0;
+  int64_t counter = 0;  // of `job_counts`
+};
+
+class StepBatch {
+ public:
+  StepBatch(Device& device, KvCache& cache) : device_(device), cache_(cache) {}
+
+  /// Plans the step and starts its upload. Errors: kOutOfMemory.
+  Status Build(const StepInput& input);
+
+  /// One row of every sequence.
+  bool decode() const { return decode_; }
+  int64_t rows() const { return rows_; }
+  std::span<const Segment> segments() const { return segments_; }
+
+  // Device memory, an entry a row.
+  const int32_t* tokens() const { return At<int32_t>(tokens_at_); }
+  const RowTarget* targets() const { return At<RowTarget>(targets_at_); }
+  const int32_t* coded_end() const { return At<int32_t>(coded_at_); }  // codes that the row attends to
+  const int32_t* length() const { return At<int32_t>(length_at_); }    // tokens that it sees, itself included
+  const uint8_t* const* exact() const { return At<const uint8_t*>(exact_at_); }
+  // An entry a job.
+  const EncodeJob* jobs(const Segment& s) const { return At<EncodeJob>(jobs_at_) + s.first_job; }
+  const int32_t* job_count(const Segment& s) const { return At<int32_t>(counts_at_) + s.counter; }
+  /// [table rows][table_stride()] block ids; the stride grows in powers of two.
+  const int32_t* block_table(int64_t table_row) const {
+    return tables_.As<int32_t>() + table_row * table_stride_;
+  }
+  int64_t table_stride() const { return table_stride_; }
+
+ private:
+  template <typename T>
+  T* At(int64_t offset) const {
+    return reinterpret_cast<T*>(device_data_.data() + offset);
+  }
+  void PlanDecode(std::span<const BatchSlice> slices);
+  void PlanSlice(const BatchSlice& slice, int64_t table_row);
+  void AddRow(const BatchSlice& slice, int64_t position, int64_t coded, int64_t length, bool keeps_window);
+  void AddJobs(SequenceId sequence, int64_t begin, int64_t end, int64_t first_row);
+  Status Upload(std::span<const int32_t> tokens);
+  Status UploadTables(std::span<const BatchSlice> slices);
+
+  Device& device_;
+  KvCache& cache_;
+  bool decode_ = false;
+  int64_t rows_ = 0;
+  std::vector<Segment> segments_;
+
+  std::vector<RowTarget> targets_;
+  std::vector<int32_t> coded_, lengths_, counts_;
+  std::vector<const uint8_t*> exact_;
+  std::vector<EncodeJob> jobs_;
+
+  PinnedBuffer host_data_, host_tables_;
+  DeviceBuffer device_data_, tables_;
+  int64_t tokens_at_ = 0, targets_at_ = 0, coded_at_ = 0, length_at_ = 0, exact_at_ = 0, jobs_at_ = 0,
+          counts_at_ = 0;
+  int64_t table_stride_ = 0;
+  std::vector<int32_t> uploaded_tables_;  // what the device has
+};
+
+}  // namespace blockgtq::cuda
