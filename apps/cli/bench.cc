@@ -29,6 +29,14 @@ class BenchCommand : public Command {
     app.add_option("-d,--depth", options_.depths, "tokens already in the cache: one or more, 0,4096")
         ->delimiter(',')
         ->check(CLI::Range(0, 1 << 30));
+    app.add_option("-B,--sequences", options_.sequences, "sequences decoded together, each at the depth")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+    app.add_option(
+           "--fill", options_.fill,
+           "tokens of a depth that are run through the model; the rest repeats their pages, for depths "
+           "that take long (default: all)")
+        ->check(CLI::Range(64, 1 << 30));
     app.add_option("-r,--repetitions", options_.repetitions, "times each test is run")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
@@ -49,7 +57,9 @@ class BenchCommand : public Command {
         std::min(options_.context,
                  std::max(deepest, int64_t{64}) + std::max({options_.prompt, options_.generate, int64_t{1}}));
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
-    BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
+    // Every sequence fills whole pages.
+    const int64_t room = (tokens + kPageTokens - 1) / kPageTokens * kPageTokens * options_.sequences;
+    BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, room));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
                           Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));
     const std::vector<Token> text = model->tokenizer().Encode(BundledScoringText(), false);
@@ -62,17 +72,20 @@ class BenchCommand : public Command {
     fmt::print("| cache | test | t/s | KV MiB |\n|---|---|---|---|\n");
     nlohmann::json json_rows = nlohmann::json::array();
     for (const SpeedRow& row : rows) {
-      fmt::print("| {} | {}{} | {:.2f} ± {:.2f} | {:.1f} |\n", name, row.test,
-                 row.depth > 0 ? fmt::format(" @ d{}", row.depth) : "", row.tokens_per_second, row.sd,
+      fmt::print("| {} | {}{}{} | {:.2f} ± {:.2f} | {:.1f} |\n", name, row.test,
+                 row.depth > 0 ? fmt::format(" @ d{}", row.depth) : "",
+                 row.sequences > 1 ? fmt::format(" x {}", row.sequences) : "", row.tokens_per_second, row.sd,
                  static_cast<double>(row.kv_bytes) / 1048576);
       json_rows.push_back({{"cache", name},
                            {"test", row.test},
                            {"depth", row.depth},
                            {"tokens", row.tokens},
+                           {"sequences", row.sequences},
                            {"tokens_per_second", row.tokens_per_second},
                            {"median_tokens_per_second", row.median},
                            {"sd", row.sd},
-                           {"kv_bytes", row.kv_bytes}});
+                           {"kv_bytes", row.kv_bytes},
+                           {"device_bytes", row.device_bytes}});
     }
     return json_.Write({{"rows", json_rows},
                         {"device", model->backend().Description()},

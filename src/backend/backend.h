@@ -106,6 +106,8 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// One line for logs: what it runs on.
   virtual std::string Description() const = 0;
+  /// Bytes of the device's own memory that are taken now; 0 for the host.
+  virtual int64_t device_bytes() const = 0;
 
   /// The tensor's bytes must outlive the weight. name: for messages. Errors: kOutOfMemory, kUnsupported.
   virtual Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) = 0;

@@ -196,7 +196,7 @@ void KvCache::RemoveSequence(SequenceId sequence) {
 
 SequenceState KvCache::state(SequenceId sequence) const { return impl_->At(sequence).state; }
 
-Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens) {
+Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool share) {
   Impl& impl = *impl_;
   const Impl::Sequence& from = impl.At(source);
   if (tokens < 0 || tokens > from.state.length) {
@@ -205,7 +205,7 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens) {
   }
   const SequenceState state{tokens, std::min(from.state.coded_end, tokens)};
   const int64_t final_tokens = impl.packed() ? state.coded_end : tokens;  // those whose page bytes are final
-  const int64_t shared = final_tokens / kPageTokens;
+  const int64_t shared = share ? final_tokens / kPageTokens : 0;
   const int64_t own = PagesOf(tokens) - shared;
   if (own > impl.pool.free_blocks()) {
     return Status(ErrorCode::kOutOfMemory,
@@ -226,7 +226,7 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens) {
       to.blocks.push_back(impl.pool.Allocate());
       if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
       BGTQ_RETURN_IF_ERROR(impl.pool.Copy(from.blocks[page], to.blocks.back()));
-      if (impl.packed()) {
+      if (impl.packed() && final_tokens < (page + 1) * kPageTokens) {
         BGTQ_RETURN_IF_ERROR(impl.EraseCodes(to.blocks.back(), static_cast<int>(final_tokens % kPageTokens)));
       }
     }
@@ -236,6 +236,37 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens) {
   if (filled.ok()) return id;
   RemoveSequence(id);
   return filled;
+}
+
+Status KvCache::InsertCopies(SequenceId id, int64_t pages) {
+  Impl& impl = *impl_;
+  Impl::Sequence& sequence = impl.At(id);
+  SequenceState& state = sequence.state;
+  const int64_t whole = (impl.packed() ? state.coded_end : state.length) / kPageTokens;
+  const bool ends_inside = impl.packed() && state.coded_end % kPageTokens != 0;
+  if (pages < 0 || whole == 0 || ends_inside || pages % std::max(impl.window_tiles, 1) != 0) {
+    return Invalid(
+        fmt::format("KV cache: {} copies of a sequence's {} whole coded pages{}: the number must be a "
+                    "multiple of {}, the pages of its window",
+                    pages, whole, ends_inside ? " and a part of one" : "", std::max(impl.window_tiles, 1)));
+  }
+  if (pages > impl.pool.free_blocks()) {
+    return Status(ErrorCode::kOutOfMemory,
+                  fmt::format("KV cache: {} tokens wanted, {} of {} are free", pages * kPageTokens,
+                              free_tokens(), impl.options.max_tokens));
+  }
+  std::vector<int32_t> copies;
+  for (int64_t page = 0; page < pages; ++page) {
+    copies.push_back(impl.pool.Allocate());
+    const Status copied = impl.pool.Copy(sequence.blocks[static_cast<size_t>(page % whole)], copies.back());
+    if (copied.ok()) continue;
+    impl.pool.Release(copies);
+    return copied;
+  }
+  sequence.blocks.insert(sequence.blocks.begin() + whole, copies.begin(), copies.end());
+  state.length += pages * kPageTokens;
+  if (impl.packed()) state.coded_end += pages * kPageTokens;
+  return Status::Ok();
 }
 
 Status KvCache::Reserve(SequenceId id, int64_t tokens) {

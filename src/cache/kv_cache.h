@@ -70,10 +70,16 @@ class KvCache {
   Result<SequenceId> AddSequence();
   void RemoveSequence(SequenceId sequence);
   /// A new sequence with the same first `tokens` tokens, as Truncate of a copy leaves it: whole coded pages
-  /// (whole pages, for uncompressed kinds) are shared (refcounted), the rest is copied.
-  /// Errors: kOutOfMemory; kInvalidArgument when tokens is negative or > length. Nothing changes then.
-  Result<SequenceId> ForkSequence(SequenceId source, int64_t tokens);
+  /// (whole pages, for uncompressed kinds) are shared (refcounted), the rest is copied. share = false: every
+  /// page is copied. Errors: kOutOfMemory; kInvalidArgument when tokens is negative or > length. Nothing
+  /// changes then.
+  Result<SequenceId> ForkSequence(SequenceId source, int64_t tokens, bool share = true);
   SequenceState state(SequenceId sequence) const;
+  /// For measurements at depths that would take long to compute: puts `pages` pages between the coded tokens
+  /// and the exact ones (at the end of whole pages, for uncompressed kinds), copies of those before them in
+  /// turn, which keep the positions that they were coded for. pages: a multiple of window_tiles().
+  /// Errors: kInvalidArgument when there is no whole page to copy, or pages is no such multiple; kOutOfMemory.
+  Status InsertCopies(SequenceId id, int64_t pages);
 
   /// Makes room to append `tokens` tokens: allocates (zeroed) pages, copies a shared page that would be
   /// written. Errors: kOutOfMemory, which states tokens wanted and free; kInvalidArgument when tokens is

@@ -55,6 +55,8 @@ class CpuBackend : public Backend {
         hwy::TargetName(static_cast<int64_t>(hwy::SupportedTargets() & -hwy::SupportedTargets())));
   }
 
+  int64_t device_bytes() const override { return 0; }
+
   Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string&) override {
     return std::unique_ptr<Weight>(new CpuWeight(tensor));
   }

@@ -59,6 +59,11 @@ class CudaBackend : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string Description() const override { return fmt::format("cuda, {}", device_->name()); }
 
+  int64_t device_bytes() const override {
+    const Result<DeviceMemoryInfo> info = ReadDeviceMemory();
+    return info.ok() ? info->total - info->free : 0;
+  }
+
   Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) override {
     BGTQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, uploader_->Matrix(tensor, name));
     return std::unique_ptr<Weight>(new CudaWeight(std::move(buffer), tensor.rows, tensor.cols));

@@ -12,6 +12,8 @@ namespace blockgtq::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+/// Rows of a prompt up to which they attend like decoded tokens, to one another through the window.
+constexpr int64_t kSmallChunk = 64;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -86,7 +88,8 @@ void StepBatch::PlanSlice(const BatchSlice& slice, int64_t table_row) {
     s.first_row = slice.first_row + (position - slice.first_position);
     s.position = position;
     s.coded = coded;
-    s.chunk = !strict;
+    const int64_t exact_tiles = (slice_end - 1) / kPageTokens - coded / kPageTokens + 1;
+    s.chunk = !strict && (at_once || slice.count > kSmallChunk || exact_tiles > cache_.window_tiles());
     s.table_row = table_row;
     int64_t end = slice_end;
     if (strict && at_once) {  // within a page, so that a launch has one job a page
@@ -99,7 +102,7 @@ void StepBatch::PlanSlice(const BatchSlice& slice, int64_t table_row) {
     s.longest = end;
     const int64_t coded_after = std::max(coded, cache_.CodedEndBefore(end));
     for (int64_t p = position; p < end; ++p) {
-      const bool keeps_window = packed && !at_once && (strict || p >= coded_after);
+      const bool keeps_window = packed && !at_once && (!s.chunk || p >= coded_after);
       AddRow(slice, p, strict && at_once ? p + 1 : coded, p + 1, keeps_window);
     }
     s.first_job = static_cast<int64_t>(jobs_.size());

@@ -16,10 +16,12 @@ class Bench {
       : context_(context), text_(text), options_(options) {}
 
   Result<std::vector<SpeedRow>> Run() {
-    BGTQ_ASSIGN_OR_RETURN(sequence_, context_.cache().AddSequence());
+    BGTQ_ASSIGN_OR_RETURN(const SequenceId first, context_.cache().AddSequence());
+    sequences_ = {first};
     Status status = Warm();
     for (size_t i = 0; i < options_.depths.size() && status.ok(); ++i) status = RunDepth(options_.depths[i]);
-    context_.cache().RemoveSequence(sequence_);
+    KeepOne();
+    context_.cache().RemoveSequence(first);
     if (!status.ok()) return status;
     if (rows_.empty()) {
       return Status(ErrorCode::kInvalidArgument,
@@ -34,7 +36,11 @@ class Bench {
   Status Warm() {
     BGTQ_RETURN_IF_ERROR(Append(std::max<int64_t>(1, std::min<int64_t>(options_.prompt, 64)), false));
     BGTQ_RETURN_IF_ERROR(Append(1, true));
-    return context_.cache().Truncate(sequence_, 0);
+    return context_.cache().Truncate(sequences_[0], 0);
+  }
+
+  void KeepOne() {
+    for (; sequences_.size() > 1; sequences_.pop_back()) context_.cache().RemoveSequence(sequences_.back());
   }
 
   bool Fits(const char* kind, int64_t tokens, int64_t depth) const {
@@ -50,12 +56,28 @@ class Bench {
     const bool prompt = Fits("pp", options_.prompt, depth), generate = Fits("tg", options_.generate, depth);
     if (!prompt && !generate) return Status::Ok();
     if (options_.progress) options_.progress(fmt::format("filling {} tokens", depth));
-    const int64_t have = context_.cache().state(sequence_).length;
-    if (have > depth) BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence_, depth));
-    if (have < depth) BGTQ_RETURN_IF_ERROR(Append(depth - have, false));
+    const int64_t have = context_.cache().state(sequences_[0]).length;
+    if (have > depth) BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequences_[0], depth));
+    const int64_t run = options_.fill > 0 ? std::min(depth, options_.fill) : depth;
+    if (have < run) BGTQ_RETURN_IF_ERROR(Append(run - have, false));
+    if (const int64_t missing = depth - std::max(have, run); missing > 0) {
+      if (missing % kPageTokens != 0) {
+        return Status(ErrorCode::kInvalidArgument,
+                      fmt::format("--fill {}: depth {} is not whole pages of {} tokens further",
+                                  options_.fill, depth, kPageTokens));
+      }
+      BGTQ_RETURN_IF_ERROR(context_.cache().InsertCopies(sequences_[0], missing / kPageTokens));
+    }
     if (prompt) BGTQ_RETURN_IF_ERROR(Measure("pp", options_.prompt, depth, false));
-    if (generate) BGTQ_RETURN_IF_ERROR(Measure("tg", options_.generate, depth, true));
-    return Status::Ok();
+    if (!generate) return Status::Ok();
+    while (static_cast<int64_t>(sequences_.size()) < options_.sequences) {
+      BGTQ_ASSIGN_OR_RETURN(const SequenceId copy,
+                            context_.cache().ForkSequence(sequences_[0], depth, /*share=*/false));
+      sequences_.push_back(copy);
+    }
+    const Status status = Measure("tg", options_.generate, depth, true);
+    KeepOne();
+    return status;
   }
 
   Status Measure(const char* kind, int64_t tokens, int64_t depth, bool one_by_one) {
@@ -63,6 +85,7 @@ class Bench {
     row.test = fmt::format("{}{}", kind, tokens);
     row.depth = depth;
     row.tokens = tokens;
+    row.sequences = static_cast<int64_t>(sequences_.size());
     std::vector<double> speeds;
     for (int r = 0; r < options_.repetitions; ++r) {
       if (options_.progress)
@@ -70,9 +93,13 @@ class Bench {
       const auto start = std::chrono::steady_clock::now();
       BGTQ_RETURN_IF_ERROR(Append(tokens, one_by_one));
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      speeds.push_back(static_cast<double>(tokens) / seconds.count());
-      row.kv_bytes = context_.cache().SequenceBytes(sequence_);
-      BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence_, depth));
+      speeds.push_back(static_cast<double>(tokens * row.sequences) / seconds.count());
+      row.kv_bytes = 0;
+      row.device_bytes = context_.model().backend().device_bytes();
+      for (const SequenceId sequence : sequences_) {
+        row.kv_bytes += context_.cache().SequenceBytes(sequence);
+        BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence, depth));
+      }
     }
     double sum = 0, squares = 0;
     for (double s : speeds) sum += s;
@@ -85,21 +112,26 @@ class Bench {
     return Status::Ok();
   }
 
-  /// Runs `count` tokens, and the logits that a user would wait for: of the last prompt token, or of every
-  /// decoded one.
+  /// Runs `count` tokens of every sequence, and the logits that a user would wait for: of the last prompt
+  /// token, or of every decoded one.
   Status Append(int64_t count, bool one_by_one) {
     const int64_t step = one_by_one ? 1 : std::min(count, context_.model().backend().prompt_batch());
     std::vector<Token> batch;
+    std::vector<SequenceTokens> items(sequences_.size());
+    std::vector<int64_t> last;
     for (int64_t done = 0; done < count;) {
       if (options_.stop != nullptr && options_.stop->load()) return Status(ErrorCode::kCancelled, "stopped");
       const int64_t rows = std::min(step, count - done);
       batch.clear();
       for (int64_t i = 0; i < rows; ++i) batch.push_back(text_[next_++ % text_.size()]);
-      const SequenceTokens item{sequence_, batch};
-      BGTQ_RETURN_IF_ERROR(context_.Run({&item, 1}));
+      last.clear();
+      for (size_t i = 0; i < items.size(); ++i) {
+        items[i] = {sequences_[i], batch};
+        last.push_back((static_cast<int64_t>(i) + 1) * rows - 1);
+      }
+      BGTQ_RETURN_IF_ERROR(context_.Run(items));
       done += rows;
-      const int64_t last = rows - 1;
-      if (one_by_one || done == count) BGTQ_RETURN_IF_ERROR(context_.Logits({&last, 1}).status());
+      if (one_by_one || done == count) BGTQ_RETURN_IF_ERROR(context_.Logits(last).status());
     }
     return Status::Ok();
   }
@@ -107,7 +139,7 @@ class Bench {
   Context& context_;
   std::span<const Token> text_;
   const SpeedOptions& options_;
-  SequenceId sequence_ = 0;
+  std::vector<SequenceId> sequences_;  // more than one only while they decode together
   size_t next_ = 0;
   std::vector<SpeedRow> rows_;
 };

@@ -163,18 +163,32 @@ class CacheModel {
     sequence.coded_end = std::min(sequence.coded_end, length);
   }
 
-  void Fork(SequenceId source, int64_t length) {
+  void Fork(SequenceId source, int64_t length, bool share = true) {
     const Sequence from = sequences.at(source);
     Sequence to{{from.tokens.begin(), from.tokens.begin() + length}, std::min(from.coded_end, length), {}};
-    const int64_t shared = (packed_ ? to.coded_end : length) / 64, pages = (length + 63) / 64;
+    const int64_t shared = share ? (packed_ ? to.coded_end : length) / 64 : 0, pages = (length + 63) / 64;
     const bool fits = pages - shared <= free_pages();
-    const auto id = cache->ForkSequence(source, length);
+    const auto id = cache->ForkSequence(source, length, share);
     ASSERT_EQ(id.status().code(), fits ? ErrorCode::kOk : ErrorCode::kOutOfMemory) << id.status().message();
     if (!fits) return;
     to.pages.assign(from.pages.begin(), from.pages.begin() + shared);
     while (static_cast<int64_t>(to.pages.size()) < pages) to.pages.push_back(next_label_++);
     ASSERT_FALSE(sequences.contains(*id));
     sequences[*id] = to;
+  }
+
+  /// What KvCache::InsertCopies does to a sequence with `whole` final pages.
+  void InsertCopies(SequenceId id, int64_t whole, int64_t pages) {
+    Sequence& s = sequences.at(id);
+    const std::vector<uint32_t> before = s.tokens;
+    s.tokens.resize(static_cast<size_t>(64 * whole));
+    for (int64_t page = 0; page < pages; ++page) {
+      const auto from = before.begin() + page % whole * 64;
+      s.tokens.insert(s.tokens.end(), from, from + 64);
+      s.pages.insert(s.pages.begin() + whole, next_label_++);
+    }
+    s.tokens.insert(s.tokens.end(), before.begin() + 64 * whole, before.end());
+    if (packed_) s.coded_end += 64 * pages;
   }
 
   /// Takes over a sequence that was loaded into the cache with this content.

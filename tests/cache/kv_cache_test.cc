@@ -60,7 +60,9 @@ TEST_P(CacheBooks, AgreeWithAModelUnderRandomUse) {
         model.Truncate(id, length - std::min<int64_t>(length, random() % 70));
         break;
       case 4:
-        if (model.sequences.size() < 6) model.Fork(id, random() % 3 ? length : random() % (length + 1));
+        if (model.sequences.size() < 6) {
+          model.Fork(id, random() % 3 ? length : random() % (length + 1), random() % 3 != 0);
+        }
         break;
       default: {
         const int64_t count = random() % 4 ? random() % 40 : random() % 300;
@@ -81,7 +83,7 @@ TEST_P(CacheBooks, AForkWritesWithoutTouchingItsSource) {
   CacheModel model = Model(40 * kPageTokens);
   const SequenceId source = model.Add();
   model.Append(source, Tokens(0, 400));
-  for (const int64_t length : {400, 384, 383, 200, 64, 63, 1, 0}) model.Fork(source, length);
+  for (const int64_t length : {400, 384, 383, 200, 64, 63, 1, 0}) model.Fork(source, length, length % 2 == 0);
   for (auto& [id, sequence] : model.sequences) model.Append(id, Tokens(10000 * (id + 1), 150));
   ASSERT_NO_FATAL_FAILURE(model.Check());
   model.Remove(source);
@@ -108,6 +110,26 @@ TEST_P(CacheBooks, WholePagesOfAForkTakeNoMemory) {
       GetParam().kind == CacheKind::kPacked ? model.cache->state(source).coded_end : 640;
   ASSERT_TRUE(model.cache->ForkSequence(source, 640).ok());
   EXPECT_EQ(before - model.cache->free_tokens(), 640 - final_tokens / 64 * 64);
+}
+
+TEST_P(CacheBooks, InsertedCopiesRepeatThePagesBeforeThem) {
+  CacheModel model = Model(40 * kPageTokens);
+  const SequenceId id = model.Add();
+  EXPECT_EQ(model.cache->InsertCopies(id, 2).code(), ErrorCode::kInvalidArgument) << "nothing to copy";
+  model.Append(id, Tokens(0, 7 * 64));
+  const int64_t coded = model.cache->state(id).coded_end;
+  const int64_t whole = (GetParam().kind == CacheKind::kPacked ? coded : 448) / 64;
+  const int64_t unit = std::max(model.cache->window_tiles(), 1), pages = 4 * unit;
+  if (unit > 1) {
+    EXPECT_EQ(model.cache->InsertCopies(id, 1).code(), ErrorCode::kInvalidArgument);
+  }
+  EXPECT_EQ(model.cache->InsertCopies(id, 60 * unit).code(), ErrorCode::kOutOfMemory);
+  ASSERT_NO_FATAL_FAILURE(model.Check());
+  ASSERT_TRUE(model.cache->InsertCopies(id, pages).ok());
+  model.InsertCopies(id, whole, pages);
+  ASSERT_NO_FATAL_FAILURE(model.Check());
+  model.Append(id, Tokens(7000, 130));
+  ASSERT_NO_FATAL_FAILURE(model.Check());
 }
 
 TEST_P(CacheBooks, NewPagesAreZeroAfterReuse) {

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""A model file of a known shape with random weights: speed and memory without the real model.
+
+  bench/make_model.py qwen2.5-3b -o MODEL.gguf [--layers N]
+
+F16 matrices, normally distributed so that activations keep their size; every layer is its own. The tokenizer knows the
+256 bytes and fills the vocabulary with unused tokens. Needs numpy.
+"""
+import argparse
+import struct
+
+import numpy
+
+SHAPES = {
+    # architecture, layers, hidden, feed-forward, heads, KV heads, head dim, vocabulary, context, RoPE base, tied output
+    "qwen2.5-3b": ("qwen2", 36, 2048, 11008, 16, 2, 128, 151936, 524288, 1e6, True),
+    "llama-3.1-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 524288, 5e5, False),
+    "small-64": ("llama", 4, 576, 1536, 9, 3, 64, 1024, 8192, 1e4, True),
+    "small-128": ("qwen2", 4, 1024, 2816, 8, 2, 128, 1024, 131072, 1e6, True),
+}
+STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6
+
+
+def byte_alphabet():
+    """The characters that stand for the 256 bytes in byte-level vocabularies."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(spare)) for b in range(256)]
+
+
+def text(value):
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def entry(key, kind, value):
+    if kind == STRING:
+        body = text(value)
+    elif kind == ARRAY:
+        element, values = value
+        items = b"".join(text(v) for v in values) if element == STRING else struct.pack(f"<{len(values)}i", *values)
+        body = struct.pack("<IQ", element, len(values)) + items
+    else:
+        body = struct.pack({UINT32: "<I", FLOAT32: "<f"}[kind], value)
+    return text(key) + struct.pack("<I", kind) + body
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("-o", "--out", required=True)
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("-s", "--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    arch, layers, hidden, inner, heads, kv_heads, dim, vocabulary, context, base, tied = SHAPES[arguments.shape]
+    layers = arguments.layers or layers
+
+    tensors = [("token_embd.weight", vocabulary, hidden, 0.05), ("output_norm.weight", 1, hidden, None)]
+    if not tied:
+        tensors.append(("output.weight", vocabulary, hidden, hidden ** -0.5))
+    for i in range(layers):
+        blk = f"blk.{i}."
+        tensors += [(blk + "attn_norm.weight", 1, hidden, None), (blk + "ffn_norm.weight", 1, hidden, None),
+                    (blk + "attn_q.weight", heads * dim, hidden, hidden ** -0.5),
+                    (blk + "attn_k.weight", kv_heads * dim, hidden, hidden ** -0.5),
+                    (blk + "attn_v.weight", kv_heads * dim, hidden, hidden ** -0.5),
+                    (blk + "attn_output.weight", hidden, heads * dim, 0.3 * hidden ** -0.5),
+                    (blk + "ffn_gate.weight", inner, hidden, hidden ** -0.5),
+                    (blk + "ffn_up.weight", inner, hidden, hidden ** -0.5),
+                    (blk + "ffn_down.weight", hidden, inner, 0.3 * inner ** -0.5)]
+        if arch == "qwen2":
+            tensors += [(blk + f"attn_{x}.bias", 1, n * dim, 0.5) for x, n in
+                        (("q", heads), ("k", kv_heads), ("v", kv_heads))]
+
+    alphabet = byte_alphabet()
+    tokens = alphabet + [f"<unused{i}>" for i in range(vocabulary - 256)]
+    metadata = [
+        entry("general.architecture", STRING, arch),
+        entry(f"{arch}.block_count", UINT32, layers),
+        entry(f"{arch}.context_length", UINT32, context),
+        entry(f"{arch}.embedding_length", UINT32, hidden),
+        entry(f"{arch}.feed_forward_length", UINT32, inner),
+        entry(f"{arch}.attention.head_count", UINT32, heads),
+        entry(f"{arch}.attention.head_count_kv", UINT32, kv_heads),
+        entry(f"{arch}.attention.key_length", UINT32, dim),
+        entry(f"{arch}.attention.value_length", UINT32, dim),
+        entry(f"{arch}.attention.layer_norm_rms_epsilon", FLOAT32, 1e-6),
+        entry(f"{arch}.rope.freq_base", FLOAT32, base),
+        entry("tokenizer.ggml.model", STRING, "gpt2"),
+        entry("tokenizer.ggml.pre", STRING, "qwen2"),
+        entry("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
+        entry("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 256 + [5] * (vocabulary - 256))),
+        entry("tokenizer.ggml.merges", ARRAY, (STRING, [])),
+        entry("tokenizer.ggml.eos_token_id", UINT32, 256),
+    ]
+    infos, offset = [], 0
+    for name, rows, cols, _ in tensors:
+        vector = rows == 1
+        infos.append(text(name) + struct.pack("<I", 1 if vector else 2) +
+                     (struct.pack("<Q", cols) if vector else struct.pack("<QQ", cols, rows)) +
+                     struct.pack("<IQ", 0 if vector else 1, offset))
+        offset += (rows * cols * (4 if vector else 2) + 31) // 32 * 32
+
+    random = numpy.random.default_rng(arguments.seed)
+    pool = random.standard_normal(1 << 24, dtype=numpy.float32)
+    with open(arguments.out, "wb") as out:
+        out.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata) + b"".join(infos))
+        out.write(b"\0" * (-out.tell() % 32))
+        for _, rows, cols, size in tensors:
+            count = rows * cols
+            if size is None:
+                data = numpy.ones(count, numpy.float32)
+            else:
+                start = int(random.integers(len(pool)))  # each tensor begins elsewhere in the pool of normals
+                data = numpy.resize(numpy.roll(pool, -start), count) if count > len(pool) // 2 else \
+                    pool.take(range(start, start + count), mode="wrap")
+                data = data * numpy.float32(size)
+            data = data.astype(numpy.float32 if rows == 1 else numpy.float16).tobytes()
+            out.write(data + b"\0" * (-len(data) % 32))
+
+
+if __name__ == "__main__":
+    main()
