@@ -374,19 +374,20 @@ void Run(const DeviceLimits&, bool quick) {
   TestErrors(*flash);
   if (quick) return;
 
+  // Each new combination compiles a kernel in cuDNN, so few are tried at every head dim.
   for (int head_dim : {64, 128, 256}) {
-    for (bool paged : {false, true}) {
-      TestPrefill(*flash, {{8, 1, head_dim}, 1, 1000, 4096, true, paged});
-      TestPrefill(*flash, {{3, 3, head_dim}, 300, 300, 4096, true, paged});
-      TestPrefill(*flash, {{7, 1, head_dim}, 128, 1111, 4096, true, paged});
-      TestPrefill(*flash, {{4, 1, head_dim}, 512, 2049, 4096, true, paged, false});
-      TestPrefill(*flash, {{6, 2, head_dim}, 200, 777, 4096, false, paged});
-    }
-    TestPrefill(*flash, {{8, 4, head_dim}, 512, 512, 512});
-    TestPrefill(*flash, {{5, 1, head_dim}, 64, 64, 64, false});
+    TestPrefill(*flash, {{8, 1, head_dim}, 1, 1000, 4096, true, true});
+    TestPrefill(*flash, {{3, 3, head_dim}, 300, 300, 4096});
+    TestPrefill(*flash, {{5, 1, head_dim}, 64, 1024, 1024, false});
     TestMerge(*flash, {8, 2, head_dim}, 128, 1000);
   }
-  TestPrefill(*flash, {{2, 1, 128}, 2048, 2048, 2048});
+  for (bool paged : {false, true}) {
+    TestPrefill(*flash, {{7, 1, 128}, 128, 1111, 4096, true, paged});
+    TestPrefill(*flash, {{4, 1, 128}, 512, 2049, 4096, true, paged, false});
+    TestPrefill(*flash, {{6, 2, 128}, 200, 777, 4096, false, paged});
+  }
+  TestPrefill(*flash, {{8, 4, 128}, 512, 512, 4096});
+  TestPrefill(*flash, {{2, 1, 128}, 2048, 2500, 2500});
   TestPrefill(*flash, {{2, 1, 128}, 2048, 4000, 8192});
   TestPrefill(*flash, {{2, 1, 64}, 1500, 3000, 8192, true, true});
   TestMerge(*flash, {3, 1, 64}, 5, 1);
@@ -394,7 +395,7 @@ void Run(const DeviceLimits&, bool quick) {
   std::mt19937 random(3);
   for (int head_dim : {64, 128, 256}) {
     const std::vector<int> groups =
-        head_dim == 128 ? std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8} : std::vector<int>{1, 4, 7};
+        head_dim == 128 ? std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8} : std::vector<int>{1, 7};
     for (const int group : groups) {
       std::vector<std::vector<int32_t>> steps(3);
       for (auto& lengths : steps) {
