@@ -10,8 +10,9 @@ namespace blockgtq::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kNormThreads = 1024;
-constexpr int kMaxNormVectors = 4;  // of 4 floats, a thread
+// Few enough registers in all that a block finds room beside two blocks of a product of few rows.
+constexpr int kNormThreads = 512;
+constexpr int kMaxNormVectors = 8;  // of 4 floats, a thread
 
 struct alignas(8) Half4 {
   __half2 a, b;
@@ -175,7 +176,7 @@ Status LaunchRmsNorm(const float* x, const float* weight, float epsilon, int64_t
                                                " columns; the kernel takes up to " +
                                                std::to_string(4 * kMaxNormVectors * kNormThreads));
   }
-  const auto kernel = held == 1 ? RmsNormKernel<1> : held == 2 ? RmsNormKernel<2> : RmsNormKernel<4>;
+  const auto kernel = held == 1 ? RmsNormKernel<1> : held == 2 ? RmsNormKernel<2> : RmsNormKernel<8>;
   return Launch("RMS norm", kernel, rows, threads, 0, early, stream, x, weight, epsilon,
                 static_cast<int32_t>(cols), hi, lo, y);
 }

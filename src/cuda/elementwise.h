@@ -17,10 +17,6 @@ struct CUstream_st;
 
 namespace blockgtq::cuda {
 
-/// What silu(gate) * up is divided by before it is rounded to fp16, whose range it can pass; the product
-/// behind it has this alpha.
-inline constexpr float kInnerScale = 16;
-
 /// out[r] = table[tokens[r]]: table fp16 [vocabulary, cols], tokens [rows] on the device and within the
 /// vocabulary, out fp32 [rows, cols]. cols: a multiple of 8.
 Status LaunchEmbed(const uint16_t* table, const int32_t* tokens, int64_t rows, int64_t cols, float* out,

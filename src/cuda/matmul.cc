@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "src/cuda/device_memory.h"
-#include "src/cuda/gemv.h"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/matmul_library.h"
 
@@ -115,6 +113,17 @@ Result<LibraryPlan> MakePlan(const CublasLt& lt, cublasLtHandle_t handle, const 
   return plan;
 }
 
+Status CheckShapes(std::span<const MatMulItem> items, int64_t rows, int64_t in) {
+  if (items.empty() || rows < 1 || in < 1) {
+    return Status(ErrorCode::kInvalidArgument, "CUDA matrix product: nothing to multiply");
+  }
+  if (in % 8 != 0) {
+    return Status(ErrorCode::kUnsupported, "CUDA matrix product: an input of " + std::to_string(in) +
+                                               " columns; the kernels take multiples of 8");
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 struct MatMul::Library {
@@ -164,24 +173,9 @@ Status MatMul::Prepare() {
   return Status::Ok();
 }
 
-Status MatMul::Run(std::span<const MatMulItem> items, const uint16_t* x_hi, const uint16_t* x_lo,
-                   int64_t rows, int64_t in, bool early, CUstream_st* stream) {
-  if (items.empty() || rows < 1 || in < 1) {
-    return Status(ErrorCode::kInvalidArgument, "CUDA matrix product: nothing to multiply");
-  }
-  if (in % 8 != 0) {
-    return Status(ErrorCode::kUnsupported, "CUDA matrix product: an input of " + std::to_string(in) +
-                                               " columns; the kernels take multiples of 8");
-  }
-  if (!NeedsLibrary(rows, x_lo != nullptr)) {
-    for (size_t first = 0; first < items.size(); first += kGemvMaxItems) {
-      const auto part = items.subspan(first, std::min<size_t>(items.size() - first, kGemvMaxItems));
-      BGTQ_RETURN_IF_ERROR(LaunchGemv(part, x_hi, x_lo, rows, in,
-                                      ChooseGemvTiling(part, rows, x_lo != nullptr, processors_), processors_,
-                                      early || first > 0, stream));
-    }
-    return Status::Ok();
-  }
+Status MatMul::RunLibrary(std::span<const MatMulItem> items, const uint16_t* x_hi, const uint16_t* x_lo,
+                          int64_t rows, int64_t in, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShapes(items, rows, in));
   BGTQ_RETURN_IF_ERROR(Prepare());
   for (const MatMulItem& item : items) {
     BGTQ_RETURN_IF_ERROR(library_->Product(item, x_hi, rows, in, item.alpha, item.accumulate ? 1.0f : 0.0f,
@@ -191,6 +185,34 @@ Status MatMul::Run(std::span<const MatMulItem> items, const uint16_t* x_hi, cons
         library_->Product(item, x_lo, rows, in, item.alpha / kLowHalfScale, 1.0f, nullptr, stream));
   }
   return Status::Ok();
+}
+
+Status MatMul::Run(std::span<const MatMulItem> items, const uint16_t* x_hi, const uint16_t* x_lo,
+                   int64_t rows, int64_t in, bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShapes(items, rows, in));
+  const bool has_low = x_lo != nullptr;
+  if (NeedsLibrary(rows, has_low)) return RunLibrary(items, x_hi, x_lo, rows, in, stream);
+  for (size_t first = 0; first < items.size(); first += kGemvMaxItems) {
+    GemvCall call;
+    call.items = items.subspan(first, std::min<size_t>(items.size() - first, kGemvMaxItems));
+    call.rows = rows;
+    call.in = in;
+    call.x_hi = x_hi;
+    call.x_lo = x_lo;
+    BGTQ_RETURN_IF_ERROR(RunFused(call, early || first > 0, stream));
+  }
+  return Status::Ok();
+}
+
+bool MatMul::CanNormalise(int64_t rows, int64_t in) {
+  return rows <= kGemvMaxRows / 2 && rows * in <= kGemvMaxNormed && in % 32 == 0;
+}
+bool MatMul::CanGate(int64_t rows) { return rows <= kGemvMaxRows / 2; }
+
+Status MatMul::RunFused(const GemvCall& call, bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShapes(call.items, call.rows, call.in));
+  const int tiles = call.inner ? 2 : ChooseGemvTiles(call.items, processors_);
+  return LaunchGemv(call, tiles, processors_, early, stream);
 }
 
 }  // namespace blockgtq::cuda

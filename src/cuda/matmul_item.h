@@ -1,4 +1,4 @@
-// One matrix product of a call: y = alpha W x (+ bias) (+ y).
+// One matrix product of a call: y = alpha W x (+ bias) (+ y), and constants of how activations are stored.
 #pragma once
 
 #include <cstdint>
@@ -17,5 +17,9 @@ struct MatMulItem {
 
 /// The low half of an input (Precision::kFloat): x = hi + lo / kLowHalfScale.
 inline constexpr float kLowHalfScale = 2048;
+
+/// What the feed-forward's silu(gate) * up is divided by before it is rounded to fp16, whose range it can
+/// pass; the product behind it has this alpha.
+inline constexpr float kInnerScale = 16;
 
 }  // namespace blockgtq::cuda
