@@ -37,18 +37,17 @@ enum TensorId : int64_t {
   kBlockTable,
 };
 
-Status CudnnStatus(fe::error_t error, const std::string& what) {
-  if (error.is_good()) return Status::Ok();
-  return Status(ErrorCode::kUnsupported, what + ": cuDNN: " + error.get_message());
-}
-
-// The frontend throws where it finds no symbol or no engine.
-template <typename F>
-Status WithoutExceptions(const std::string& what, F call) {
+// The frontend throws where it finds no symbol or no engine. what(): begins the message of a failure.
+template <typename What, typename Call>
+Status WithoutExceptions(What what, Call call) {
+  const auto failed = [&](const std::string& why) {
+    return Status(ErrorCode::kUnsupported, what() + ": cuDNN: " + why);
+  };
   try {
-    return CudnnStatus(call(), what);
+    fe::error_t error = call();
+    return error.is_good() ? Status::Ok() : failed(error.get_message());
   } catch (const std::exception& error) {
-    return Status(ErrorCode::kUnsupported, what + ": cuDNN: " + error.what());
+    return failed(error.what());
   }
 }
 
@@ -98,11 +97,13 @@ Result<std::shared_ptr<CudnnLibrary>> CudnnLibrary::Load() {
   (void)setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.13", 0);
   BGTQ_ASSIGN_OR_RETURN(fe::cudnn_dlhandle, load("libcudnn.so.9"));
   std::shared_ptr<CudnnLibrary> library(new CudnnLibrary);
-  BGTQ_RETURN_IF_ERROR(WithoutExceptions("starting cuDNN", [&] {
-    const cudnnStatus_t status = fe::detail::create_handle(&library->handle_);
-    if (status == CUDNN_STATUS_SUCCESS) return fe::error_t{};
-    return fe::error_t{fe::error_code_t::HANDLE_ERROR, fe::detail::get_error_string(status)};
-  }));
+  BGTQ_RETURN_IF_ERROR(WithoutExceptions(
+      [] { return std::string("starting cuDNN"); },
+      [&] {
+        const cudnnStatus_t status = fe::detail::create_handle(&library->handle_);
+        if (status == CUDNN_STATUS_SUCCESS) return fe::error_t{};
+        return fe::error_t{fe::error_code_t::HANDLE_ERROR, fe::detail::get_error_string(status)};
+      }));
   return library;
 }
 
@@ -173,11 +174,12 @@ Result<std::unique_ptr<CudnnAttention>> CudnnAttention::Build(std::shared_ptr<Cu
       log_sum->set_ragged_offset(log_sum_elements);
     }
   }
-  BGTQ_RETURN_IF_ERROR(WithoutExceptions("attention of " + s.Describe(), [&] {
+  const auto what = [&] { return "attention of " + s.Describe(); };
+  BGTQ_RETURN_IF_ERROR(WithoutExceptions(what, [&] {
     return graph.build(library->handle(), {fe::HeurMode_t::A}, fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
   }));
-  BGTQ_RETURN_IF_ERROR(WithoutExceptions(
-      "attention of " + s.Describe(), [&] { return graph.get_workspace_size(attention->workspace_bytes_); }));
+  BGTQ_RETURN_IF_ERROR(
+      WithoutExceptions(what, [&] { return graph.get_workspace_size(attention->workspace_bytes_); }));
   return attention;
 }
 
@@ -195,12 +197,13 @@ Status CudnnAttention::Run(const CudnnAttentionPointers& p, void* workspace, CUs
     if (spec_.log_sum) pack[kLogSumElements] = in(p.log_sum_elements);
   }
   if (spec_.pages > 0) pack[kBlockTable] = in(p.block_table);
-  return WithoutExceptions("attention of " + spec_.Describe(), [&] {
-    if (fe::detail::set_stream(library_->handle(), stream) != CUDNN_STATUS_SUCCESS) {
-      return fe::error_t{fe::error_code_t::HANDLE_ERROR, "the stream was refused"};
-    }
-    return graph_->graph.execute(library_->handle(), pack, workspace);
-  });
+  return WithoutExceptions([&] { return "attention of " + spec_.Describe(); },
+                           [&] {
+                             if (fe::detail::set_stream(library_->handle(), stream) != CUDNN_STATUS_SUCCESS) {
+                               return fe::error_t{fe::error_code_t::HANDLE_ERROR, "the stream was refused"};
+                             }
+                             return graph_->graph.execute(library_->handle(), pack, workspace);
+                           });
 }
 
 }  // namespace blockgtq::cuda
