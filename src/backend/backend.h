@@ -152,6 +152,9 @@ class Backend {
   virtual void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) = 0;
   /// Widens row `row` of x to host floats [cols]. Errors: what went wrong on a device since the last Step.
   virtual Status ReadRow(const Activations& x, int64_t row, float* out) = 0;
+  /// out[r] = the column of the largest element of row r, the lowest of equals; -1 when the row has a NaN or
+  /// +infinity, or nothing above -infinity. Errors: as ReadRow.
+  virtual Status LargestOfRows(const Activations& x, std::span<int32_t> out) = 0;
 };
 
 /// Where a sequence's codes reach once a batch slice is stored in every layer.

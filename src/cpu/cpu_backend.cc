@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <thread>
 #include <vector>
@@ -43,6 +44,20 @@ struct CpuCacheBinding : CacheBinding {
 const CpuWeight& Cast(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
 CpuActivations& Cast(Activations& x) { return static_cast<CpuActivations&>(x); }
 const CpuActivations& Cast(const Activations& x) { return static_cast<const CpuActivations&>(x); }
+
+/// As Backend::LargestOfRows, of one row.
+int32_t LargestIndex(std::span<const float> x) {
+  float largest = -std::numeric_limits<float>::infinity();
+  int32_t index = -1;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (!(x[i] < std::numeric_limits<float>::infinity())) return -1;  // NaN too
+    if (x[i] > largest) {
+      largest = x[i];
+      index = static_cast<int32_t>(i);
+    }
+  }
+  return index;
+}
 
 class CpuBackend : public Backend {
  public:
@@ -129,6 +144,12 @@ class CpuBackend : public Backend {
   }
   Status ReadRow(const Activations& x, int64_t row, float* out) override {
     std::memcpy(out, Cast(x).row(row), sizeof(float) * x.cols());
+    return Status::Ok();
+  }
+  Status LargestOfRows(const Activations& x, std::span<int32_t> out) override {
+    for (size_t r = 0; r < out.size(); ++r) {
+      out[r] = LargestIndex({Cast(x).row(static_cast<int64_t>(r)), static_cast<size_t>(x.cols())});
+    }
     return Status::Ok();
   }
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/cuda/argmax.h"
 #include "src/cuda/attention_op.h"
 #include "src/cuda/cuda_activations.h"
 #include "src/cuda/device_cache_memory.h"
@@ -206,6 +207,18 @@ class CudaBackend : public Backend {
     BGTQ_RETURN_IF_ERROR(device_->Synchronize());
     return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
   }
+  Status LargestOfRows(const Activations& x, std::span<int32_t> out) override {
+    BGTQ_RETURN_IF_ERROR(TakeError());
+    const int64_t bytes = static_cast<int64_t>(out.size_bytes());
+    BGTQ_RETURN_IF_ERROR(device_->Reserve(largest_, bytes, "chosen tokens"));
+    BGTQ_RETURN_IF_ERROR(LaunchArgMax(Cast(x).full(), static_cast<int64_t>(out.size()), x.cols(),
+                                      largest_.As<int32_t>(), device_->stream()));
+    BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(out.data(), largest_.data(), out.size_bytes(),
+                                                    cudaMemcpyDeviceToHost, device_->stream()),
+                                    "reading chosen tokens"));
+    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
+    return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
+  }
 
  private:
   explicit CudaBackend(std::unique_ptr<Device> device)
@@ -254,7 +267,7 @@ class CudaBackend : public Backend {
   Precision precision_ = Precision::kFast;
   Status error_;
   AttentionOp* step_ = nullptr;  // of the last step
-  DeviceBuffer indices_, widened_;
+  DeviceBuffer indices_, widened_, largest_;
   std::vector<int32_t> uploaded_indices_;
 };
 

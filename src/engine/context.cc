@@ -79,20 +79,37 @@ Status Context::Append(SequenceId sequence, std::span<const Token> tokens, const
   return Status::Ok();
 }
 
-Result<std::span<const float>> Context::Logits(std::span<const int64_t> rows) {
-  const int64_t count = static_cast<int64_t>(rows.size()), vocabulary = model_.config().vocabulary;
+void Context::ComputeLogits(std::span<const int64_t> rows) {
+  const int64_t count = static_cast<int64_t>(rows.size());
   Backend& backend = model_.backend();
   if (logits_ == nullptr || logits_->rows() < count) {
     gathered_ = backend.MakeActivations(count, model_.config().embedding);
-    logits_ = backend.MakeActivations(count, vocabulary);
-    host_logits_.resize(static_cast<size_t>(count * vocabulary));
+    logits_ = backend.MakeActivations(count, model_.config().vocabulary);
   }
   backend.GatherRows(*hidden_, rows, *gathered_);
   model_.model().Logits(*gathered_, count, *logits_);
+}
+
+Result<std::span<const float>> Context::Logits(std::span<const int64_t> rows) {
+  const int64_t count = static_cast<int64_t>(rows.size()), vocabulary = model_.config().vocabulary;
+  ComputeLogits(rows);
+  host_logits_.resize(static_cast<size_t>(count * vocabulary));
   for (int64_t i = 0; i < count; ++i) {
-    BGTQ_RETURN_IF_ERROR(backend.ReadRow(*logits_, i, &host_logits_[i * vocabulary]));
+    BGTQ_RETURN_IF_ERROR(model_.backend().ReadRow(*logits_, i, &host_logits_[i * vocabulary]));
   }
-  return std::span<const float>(host_logits_.data(), static_cast<size_t>(count * vocabulary));
+  return std::span<const float>(host_logits_.data(), host_logits_.size());
+}
+
+Result<std::span<const Token>> Context::GreedyTokens(std::span<const int64_t> rows) {
+  ComputeLogits(rows);
+  greedy_.resize(rows.size());
+  BGTQ_RETURN_IF_ERROR(model_.backend().LargestOfRows(*logits_, greedy_));
+  for (const Token token : greedy_) {
+    if (token >= 0) continue;
+    return Status(ErrorCode::kNonFinite,
+                  "a logit is NaN or infinite; the model file or its numerics are damaged");
+  }
+  return std::span<const Token>(greedy_);
 }
 
 }  // namespace blockgtq

@@ -50,9 +50,14 @@ class Context {
   /// Logits of the given rows of hidden(): [rows, vocabulary], host memory, valid until the next call.
   /// Errors: those of Backend::ReadRow.
   Result<std::span<const float>> Logits(std::span<const int64_t> rows);
+  /// The token of the largest logit of the given rows of hidden(), the lowest of equals: greedy sampling
+  /// without the logits' way to the host. Valid until the next call. Errors: kNonFinite; those of
+  /// Backend::ReadRow.
+  Result<std::span<const Token>> GreedyTokens(std::span<const int64_t> rows);
 
  private:
   explicit Context(LoadedModel& model) : model_(model) {}
+  void ComputeLogits(std::span<const int64_t> rows);  // to logits_
 
   LoadedModel& model_;
   std::unique_ptr<KvCache> cache_;
@@ -61,6 +66,7 @@ class Context {
   std::vector<Token> tokens_;
   std::vector<BatchSlice> slices_;
   std::vector<float> host_logits_;
+  std::vector<Token> greedy_;
 };
 
 }  // namespace blockgtq

@@ -50,8 +50,14 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
       result.reason = StopReason::kCancelled;
       break;
     }
-    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context.Logits({&last_row, 1}));
-    BGTQ_ASSIGN_OR_RETURN(const Token token, sampler.Sample(logits, history));
+    Token token = 0;
+    if (options.sampler.greedy()) {
+      BGTQ_ASSIGN_OR_RETURN(const std::span<const Token> chosen, context.GreedyTokens({&last_row, 1}));
+      token = chosen[0];
+    } else {
+      BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context.Logits({&last_row, 1}));
+      BGTQ_ASSIGN_OR_RETURN(token, sampler.Sample(logits, history));
+    }
     if (!options.ignore_end && tokenizer.IsEndOfGeneration(token)) {
       result.reason = StopReason::kEnd;
       break;

@@ -20,6 +20,8 @@ struct SamplerOptions {
   float repeat_penalty = 1.0f;  // 1: off; above 1 makes recent tokens less likely
   int repeat_last_n = 64;       // how many recent tokens the penalty looks at
   uint64_t seed = 1;
+  /// The likeliest token whatever came before: no other setting matters.
+  bool greedy() const { return temperature == 0 && repeat_penalty == 1; }
   /// kInvalidArgument naming the first value out of range.
   Status Validate() const;
 };

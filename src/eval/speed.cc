@@ -112,8 +112,8 @@ class Bench {
     return Status::Ok();
   }
 
-  /// Runs `count` tokens of every sequence, and the logits that a user would wait for: of the last prompt
-  /// token, or of every decoded one.
+  /// Runs `count` tokens of every sequence, and chooses the token that a user would wait for: after the last
+  /// prompt token, or after every decoded one.
   Status Append(int64_t count, bool one_by_one) {
     const int64_t step = one_by_one ? 1 : std::min(count, context_.model().backend().prompt_batch());
     std::vector<Token> batch;
@@ -131,7 +131,7 @@ class Bench {
       }
       BGTQ_RETURN_IF_ERROR(context_.Run(items));
       done += rows;
-      if (one_by_one || done == count) BGTQ_RETURN_IF_ERROR(context_.Logits(last).status());
+      if (one_by_one || done == count) BGTQ_RETURN_IF_ERROR(context_.GreedyTokens(last).status());
     }
     return Status::Ok();
   }

@@ -210,6 +210,13 @@ TEST_P(TinyModel, SequencesInOneBatchDoNotSeeEachOther) {
   std::vector<int64_t> rows(a.size() + b.size());
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i);
   const std::span<const float> together = *context->Logits(rows);
+  const std::vector<float> logits(together.begin(), together.end());
+  const std::span<const Token> greedy = *context->GreedyTokens(rows);
+  const size_t vocabulary = logits.size() / rows.size();
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const auto row = logits.begin() + static_cast<int64_t>(r * vocabulary);
+    EXPECT_EQ(greedy[r], std::max_element(row, row + static_cast<int64_t>(vocabulary)) - row) << "row " << r;
+  }
   EXPECT_LT(MaxDifference(together.first(alone_a.size()), alone_a), 1e-4f);
   EXPECT_LT(MaxDifference(together.subspan(alone_a.size()), alone_b), 1e-4f);
 }
