@@ -52,6 +52,12 @@ struct Product {
   bool accumulate = false;
 };
 
+/// RMS norm: y = x / sqrt(mean(x^2) + epsilon) * weight, of every row.
+struct Norm {
+  const Weight* weight = nullptr;  // [cols]
+  float epsilon = 0;
+};
+
 /// Consecutive rows of a batch that continue one sequence.
 struct BatchSlice {
   SequenceId sequence = 0;
@@ -137,12 +143,13 @@ class Backend {
 
   // Operations on the first `rows` rows of their activations.
   virtual void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) = 0;
-  virtual void RmsNorm(const Activations& x, const Weight& weight, float epsilon, int64_t rows,
-                       Activations& y) = 0;
-  /// All products share the input x.
-  virtual void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) = 0;
-  /// gate = silu(gate) * up.
-  virtual void SiluMul(Activations& gate, const Activations& up, int64_t rows) = 0;
+  virtual void RmsNorm(const Activations& x, const Norm& norm, int64_t rows, Activations& y) = 0;
+  /// All products share the input x, or norm(x) where `norm` is not null.
+  virtual void MatMul(std::span<const Product> products, const Activations& x, const Norm* norm,
+                      int64_t rows) = 0;
+  /// inner = silu(G z) * (U z), z = norm(x): a gated feed-forward's first half.
+  virtual void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm,
+                           int64_t rows, Activations& inner) = 0;
   /// Rotates queries and keys, stores keys and values in the cache, attends. Every sequence's new
   /// tokens must have been reserved. The caller commits after the last layer, with CodedEndAfter. Errors:
   /// kNonFinite naming layer and position when a key or value is NaN or infinite; the sequence is then

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <hwy/targets.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -109,27 +110,32 @@ class CpuBackend : public Backend {
     }
   }
 
-  void RmsNorm(const Activations& x, const Weight& weight, float epsilon, int64_t rows,
-               Activations& y) override {
+  void RmsNorm(const Activations& x, const Norm& norm, int64_t rows, Activations& y) override {
     const int64_t n = x.cols();
     ForRows(rows, n, [&](int64_t r) {
-      cpu::RmsNorm(Cast(x).row(r), Cast(weight).vector(), epsilon, n, Cast(y).row(r));
+      cpu::RmsNorm(Cast(x).row(r), Cast(*norm.weight).vector(), norm.epsilon, n, Cast(y).row(r));
     });
   }
 
-  void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) override {
+  void MatMul(std::span<const Product> products, const Activations& x, const Norm* norm,
+              int64_t rows) override {
+    const CpuActivations& input = norm != nullptr ? Normed(x, *norm, rows) : Cast(x);
     outputs_.clear();
     for (const Product& p : products) {
       CpuActivations& y = Cast(*p.y);
       outputs_.push_back({Cast(*p.weight).view(), p.bias != nullptr ? Cast(*p.bias).vector() : nullptr,
                           y.row(0), y.cols(), p.accumulate});
     }
-    cpu::MatMul(pool_, mode_, outputs_, Cast(x).row(0), rows, x.cols(), scratch_);
+    cpu::MatMul(pool_, mode_, outputs_, input.row(0), rows, x.cols(), scratch_);
   }
 
-  void SiluMul(Activations& gate, const Activations& up, int64_t rows) override {
-    const int64_t n = gate.cols();
-    ForRows(rows, n, [&](int64_t r) { cpu::SiluMul(Cast(gate).row(r), Cast(up).row(r), n); });
+  void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm, int64_t rows,
+                   Activations& inner) override {
+    CpuActivations& second = Scratch(up_, inner.rows(), inner.cols());
+    const std::array<Product, 2> products = {Product{&gate, nullptr, &inner}, Product{&up, nullptr, &second}};
+    MatMul(products, x, &norm, rows);
+    const int64_t n = inner.cols();
+    ForRows(rows, n, [&](int64_t r) { cpu::SiluMul(Cast(inner).row(r), second.row(r), n); });
   }
 
   Status Attention(const AttentionCall& call) override {
@@ -163,10 +169,24 @@ class CpuBackend : public Backend {
     }
   }
 
+  /// `kept` grown to a batch.
+  static CpuActivations& Scratch(std::unique_ptr<CpuActivations>& kept, int64_t rows, int64_t cols) {
+    if (kept == nullptr || kept->rows() < rows || kept->cols() != cols) {
+      kept = std::make_unique<CpuActivations>(rows, cols);
+    }
+    return *kept;
+  }
+  const CpuActivations& Normed(const Activations& x, const Norm& norm, int64_t rows) {
+    CpuActivations& y = Scratch(normed_, x.rows(), x.cols());
+    RmsNorm(x, norm, rows, y);
+    return y;
+  }
+
   ThreadPool pool_;
   ActivationMode mode_ = ActivationMode::kInt8;
   MatMulScratch scratch_;
   std::vector<MatMulOutput> outputs_;
+  std::unique_ptr<CpuActivations> normed_, up_;
 };
 
 }  // namespace

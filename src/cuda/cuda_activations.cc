@@ -8,6 +8,7 @@ constexpr const char* kWhat = "activations of a batch";
 
 Status CudaActivations::BecomeFull() {
   form_ = Form::kFull;
+  scale_ = 1;
   return device_.Reserve(full_, rows_ * cols_ * static_cast<int64_t>(sizeof(float)), kWhat);
 }
 

@@ -120,36 +120,58 @@ class CudaBackend : public Backend {
     });
   }
 
-  void RmsNorm(const Activations& x, const Weight& weight, float epsilon, int64_t rows,
-               Activations& y) override {
+  void RmsNorm(const Activations& x, const Norm& norm, int64_t rows, Activations& y) override {
     Note(Cast(y).BecomeHalves(precision_ == Precision::kFloat));
     Launch([&] {
-      return LaunchRmsNorm(Cast(x).full(), Cast(weight).buffer.As<float>(), epsilon, rows, x.cols(),
-                           Cast(y).high(), Low(Cast(y)), nullptr, true, device_->stream());
+      return LaunchRmsNorm(Cast(x).full(), Cast(*norm.weight).buffer.As<float>(), norm.epsilon, rows,
+                           x.cols(), Cast(y).high(), Low(Cast(y)), nullptr, true, device_->stream());
     });
   }
 
-  void MatMul(std::span<const Product> products, const Activations& x, int64_t rows) override {
-    std::vector<MatMulItem> items;
+  void MatMul(std::span<const Product> products, const Activations& x, const Norm* norm,
+              int64_t rows) override {
+    items_.clear();
     for (const Product& p : products) {
       CudaActivations& y = Cast(*p.y);
-      const CudaWeight& weight = Cast(*p.weight);
       if (!p.accumulate) Note(y.BecomeFull());
-      items.push_back({weight.buffer.As<uint16_t>(),
-                       p.bias != nullptr ? Cast(*p.bias).buffer.As<float>() : nullptr, y.full(), weight.rows,
-                       y.cols(), Cast(x).scale(), p.accumulate});
+      items_.push_back(Item(*p.weight, y, Cast(x).scale()));
+      items_.back().bias = p.bias != nullptr ? Cast(*p.bias).buffer.As<float>() : nullptr;
+      items_.back().accumulate = p.accumulate;
     }
-    Launch([&] {
-      return matmul_.Run(items, Cast(x).high(), Low(Cast(x)), rows, x.cols(), true, device_->stream());
-    });
+    if (norm != nullptr && Fuses(rows) && cuda::MatMul::CanNormalise(rows, x.cols())) {
+      Launch([&] { return matmul_.RunFused(NormedCall(x, *norm, rows), true, device_->stream()); });
+    } else {
+      Products(norm != nullptr ? Normed(x, *norm, rows) : Cast(x), rows);
+    }
   }
 
-  void SiluMul(Activations& gate, const Activations& up, int64_t rows) override {
-    CudaActivations& inner = Cast(gate);
-    const float* from = inner.full();
-    Note(inner.BecomeHalves(precision_ == Precision::kFloat, kInnerScale));
+  void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm, int64_t rows,
+                   Activations& inner) override {
+    CudaActivations& out = Cast(inner);
+    if (Fuses(rows)) {
+      const bool normalises = cuda::MatMul::CanNormalise(rows, x.cols());
+      GemvCall call = NormedCall(x, norm, rows);
+      if (!normalises) {
+        const CudaActivations& input = Normed(x, norm, rows);
+        call.x = nullptr;
+        call.x_hi = input.high();
+      }
+      Note(out.BecomeHalves(false, kInnerScale));
+      items_ = {Item(gate, out, 1), Item(up, out, 1)};
+      call.items = items_;
+      call.inner = out.high();
+      Launch([&] { return matmul_.RunFused(call, true, device_->stream()); });
+      return;
+    }
+    CudaActivations& second = Scratch(up_, inner.rows(), inner.cols());
+    Note(out.BecomeFull());
+    Note(second.BecomeFull());
+    const CudaActivations& input = Normed(x, norm, rows);
+    items_ = {Item(gate, out, 1), Item(up, second, 1)};
+    Products(input, rows);
+    Note(out.BecomeHalves(precision_ == Precision::kFloat, kInnerScale));
     Launch([&] {
-      return LaunchSiluMul(from, Cast(up).full(), rows * gate.cols(), inner.high(), Low(inner), true,
+      return LaunchSiluMul(out.full(), second.full(), rows * inner.cols(), out.high(), Low(out), true,
                            device_->stream());
     });
   }
@@ -227,6 +249,43 @@ class CudaBackend : public Backend {
         graphs_(*device_),
         matmul_(device_->limits().processors) {}
 
+  /// Few rows of fp16 activations: one kernel takes the norm and the gate along.
+  bool Fuses(int64_t rows) const { return precision_ == Precision::kFast && cuda::MatMul::CanGate(rows); }
+  static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
+    MatMulItem item;
+    item.weight = Cast(weight).buffer.As<uint16_t>();
+    item.y = y.full();
+    item.out = Cast(weight).rows;
+    item.y_stride = y.cols();
+    item.alpha = alpha;
+    return item;
+  }
+  GemvCall NormedCall(const Activations& x, const Norm& norm, int64_t rows) const {
+    GemvCall call;
+    call.items = items_;
+    call.rows = rows;
+    call.in = x.cols();
+    call.x = Cast(x).full();
+    call.norm_weight = Cast(*norm.weight).buffer.As<float>();
+    call.epsilon = norm.epsilon;
+    return call;
+  }
+  void Products(const CudaActivations& x, int64_t rows) {
+    Launch([&] { return matmul_.Run(items_, x.high(), Low(x), rows, x.cols(), true, device_->stream()); });
+  }
+  /// `kept` grown to a batch.
+  CudaActivations& Scratch(std::unique_ptr<CudaActivations>& kept, int64_t rows, int64_t cols) {
+    if (kept == nullptr || kept->rows() < rows || kept->cols() != cols) {
+      kept = std::make_unique<CudaActivations>(*device_, rows, cols);
+    }
+    return *kept;
+  }
+  const CudaActivations& Normed(const Activations& x, const Norm& norm, int64_t rows) {
+    CudaActivations& y = Scratch(normed_, x.rows(), x.cols());
+    RmsNorm(x, norm, rows, y);
+    return y;
+  }
+
   uint16_t* Low(const CudaActivations& x) const { return x.has_low() ? x.low() : nullptr; }
 
   /// The first error of operations that return nothing; the step, or the read behind them, reports it.
@@ -267,6 +326,8 @@ class CudaBackend : public Backend {
   Precision precision_ = Precision::kFast;
   Status error_;
   AttentionOp* step_ = nullptr;  // of the last step
+  std::vector<MatMulItem> items_;
+  std::unique_ptr<CudaActivations> normed_, up_;
   DeviceBuffer indices_, widened_, largest_;
   std::vector<int32_t> uploaded_indices_;
 };

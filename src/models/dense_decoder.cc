@@ -20,7 +20,7 @@ struct Layer {
 
 /// Activations of a batch, kept between calls and grown to the largest.
 struct Workspace {
-  std::unique_ptr<Activations> x, normed, q, k, v, attention, gate, up;
+  std::unique_ptr<Activations> x, q, k, v, attention, inner;
   int64_t rows = 0;
 };
 
@@ -66,11 +66,11 @@ class DenseDecoder : public Model {
     backend_.Embed(*embedding_, batch.tokens, *w.x);
     for (int l = 0; l < c.layers; ++l) {
       const Layer& layer = layers_[static_cast<size_t>(l)];
-      backend_.RmsNorm(*w.x, *layer.attention_norm, c.norm_epsilon, rows, *w.normed);
+      const Norm attention_norm{layer.attention_norm.get(), c.norm_epsilon};
       const std::array<Product, 3> qkv = {Product{layer.q.get(), layer.q_bias.get(), w.q.get()},
                                           Product{layer.k.get(), layer.k_bias.get(), w.k.get()},
                                           Product{layer.v.get(), layer.v_bias.get(), w.v.get()}};
-      backend_.MatMul(qkv, *w.normed, rows);
+      backend_.MatMul(qkv, *w.x, &attention_norm, rows);
       AttentionCall call;
       call.cache = batch.cache;
       call.layer = l;
@@ -84,27 +84,24 @@ class DenseDecoder : public Model {
       call.observer = batch.observer;
       BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
       MatMulAdd(*layer.attention_output, *w.attention, rows);
-      backend_.RmsNorm(*w.x, *layer.ffn_norm, c.norm_epsilon, rows, *w.normed);
-      const std::array<Product, 2> gate_up = {Product{layer.gate.get(), nullptr, w.gate.get()},
-                                              Product{layer.up.get(), nullptr, w.up.get()}};
-      backend_.MatMul(gate_up, *w.normed, rows);
-      backend_.SiluMul(*w.gate, *w.up, rows);
-      MatMulAdd(*layer.down, *w.gate, rows);
+      backend_.GatedMatMul(*layer.gate, *layer.up, *w.x, {layer.ffn_norm.get(), c.norm_epsilon}, rows,
+                           *w.inner);
+      MatMulAdd(*layer.down, *w.inner, rows);
     }
-    backend_.RmsNorm(*w.x, *output_norm_, c.norm_epsilon, rows, hidden);
+    backend_.RmsNorm(*w.x, {output_norm_.get(), c.norm_epsilon}, rows, hidden);
     return Status::Ok();
   }
 
   void Logits(const Activations& hidden, int64_t rows, Activations& logits) override {
     const Product product{output_ != nullptr ? output_.get() : embedding_.get(), nullptr, &logits};
-    backend_.MatMul({&product, 1}, hidden, rows);
+    backend_.MatMul({&product, 1}, hidden, nullptr, rows);
   }
 
  private:
   /// x += W y.
   void MatMulAdd(const Weight& weight, const Activations& y, int64_t rows) {
     const Product product{&weight, nullptr, work_.x.get(), true};
-    backend_.MatMul({&product, 1}, y, rows);
+    backend_.MatMul({&product, 1}, y, nullptr, rows);
   }
 
   void Reserve(int64_t rows) {
@@ -112,13 +109,11 @@ class DenseDecoder : public Model {
     const ModelConfig& c = config_;
     const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
     work_.x = backend_.MakeActivations(rows, c.embedding);
-    work_.normed = backend_.MakeActivations(rows, c.embedding);
     work_.q = backend_.MakeActivations(rows, q);
     work_.k = backend_.MakeActivations(rows, kv);
     work_.v = backend_.MakeActivations(rows, kv);
     work_.attention = backend_.MakeActivations(rows, q);
-    work_.gate = backend_.MakeActivations(rows, c.feed_forward);
-    work_.up = backend_.MakeActivations(rows, c.feed_forward);
+    work_.inner = backend_.MakeActivations(rows, c.feed_forward);
     work_.rows = rows;
   }
 
