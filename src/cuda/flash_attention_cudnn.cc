@@ -51,13 +51,13 @@ Status WithoutExceptions(What what, Call call) {
   }
 }
 
-fe::graph::Tensor_attributes Describe(const char* name, TensorId id, std::vector<int64_t> dims,
-                                      std::vector<int64_t> strides, fe::DataType_t type) {
+fe::graph::Tensor_attributes Describe(const char* name, TensorId id, const std::vector<int64_t>& dims,
+                                      const std::vector<int64_t>& strides, fe::DataType_t type) {
   return fe::graph::Tensor_attributes()
       .set_name(name)
       .set_uid(id)
-      .set_dim(std::move(dims))
-      .set_stride(std::move(strides))
+      .set_dim(dims)
+      .set_stride(strides)
       .set_data_type(type);
 }
 

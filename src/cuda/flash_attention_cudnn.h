@@ -17,7 +17,7 @@ namespace blockgtq::cuda {
 /// Strides in elements; the head dim is contiguous. outer: of a sequence, or of a page.
 struct CudnnStrides {
   int64_t outer = 0, head = 0, row = 0;
-  auto operator<=>(const CudnnStrides&) const = default;
+  auto operator<=>(const CudnnStrides&) const = default;  // NOLINT(modernize-use-nullptr): sees a 0 in it
 };
 
 /// softmax(scale Q K^T) V in fp16 with fp32 sums.
@@ -34,7 +34,7 @@ struct CudnnAttentionSpec {
   // Keys and values in pages (pages > 0): tile t of sequence b is page block_table[b * table_stride + t].
   // Their outer stride is then from page to page.
   int64_t pages = 0, page_tokens = 0, table_stride = 0;
-  auto operator<=>(const CudnnAttentionSpec&) const = default;
+  auto operator<=>(const CudnnAttentionSpec&) const = default;  // NOLINT(modernize-use-nullptr)
   /// For messages: "8 sequences, 32/8 heads of 128, 1 row, up to 4096 tokens, paged".
   std::string Describe() const;
 };
