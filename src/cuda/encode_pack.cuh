@@ -69,4 +69,79 @@ __device__ __forceinline__ void PackPlanes(const uint32_t (&low)[4], const uint3
   }
 }
 
+/// All ones in the nibbles of quad word m whose tokens are in `tokens`.
+__device__ __forceinline__ uint32_t OwnedNibbles(uint64_t tokens, bool value, int m, int lane) {
+  const uint32_t of_tile = static_cast<uint32_t>(tokens >> (16 * m)) & 0xffffu;
+  if (!value) {
+    const int g = lane >> 2;
+    return (of_tile >> g & 1 ? 0xffffu : 0u) | (of_tile >> (g + 8) & 1 ? 0xffff0000u : 0u);
+  }
+  const uint32_t t = of_tile >> (2 * (lane & 3));
+  return ((t & 1 ? 0xfu : 0u) | (t >> 8 & 1 ? 0xf0u : 0u) | (t >> 1 & 1 ? 0xf00u : 0u) |
+          (t >> 9 & 1 ? 0xf000u : 0u)) *
+         0x10001u;
+}
+
+/// Writes the lane's words of one unit: kWhole: all of them, otherwise the bits of `tokens`. coordinates: of
+/// the unit, quad words in x and y.
+template <int kWidth, bool kWhole>
+__device__ __forceinline__ void WriteUnit(const uint4* coordinates, uint64_t tokens, bool value,
+                                          uint32_t* unit, int lane) {
+  uint32_t low[4], high[4], words[kWidth];
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+    const uint2 quads = *reinterpret_cast<const uint2*>(&coordinates[m * 32 + lane]);
+    low[m] = quads.x;
+    high[m] = quads.y;
+  }
+  PackPlanes<kWidth>(low, high, words);
+  if constexpr (kWhole) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) unit[32 * i + lane] = words[i];
+  } else {
+    uint32_t mask[kWidth];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) low[m] = high[m] = OwnedNibbles(tokens, value, m, lane);
+    PackPlanes<kWidth>(low, high, mask);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      if (mask[i] != 0) unit[32 * i + lane] = (unit[32 * i + lane] & ~mask[i]) | (words[i] & mask[i]);
+    }
+  }
+}
+
+/// The same for a width that is known at run time.
+template <bool kWhole>
+__device__ __forceinline__ void WriteUnit(int width, const uint4* coordinates, uint64_t tokens, bool value,
+                                          uint32_t* unit, int lane) {
+  switch (width) {
+    case 1:
+      return WriteUnit<1, kWhole>(coordinates, tokens, value, unit, lane);
+    case 2:
+      return WriteUnit<2, kWhole>(coordinates, tokens, value, unit, lane);
+    case 3:
+      return WriteUnit<3, kWhole>(coordinates, tokens, value, unit, lane);
+    case 4:
+      return WriteUnit<4, kWhole>(coordinates, tokens, value, unit, lane);
+    case 5:
+      return WriteUnit<5, kWhole>(coordinates, tokens, value, unit, lane);
+    default:
+      return WriteUnit<8, kWhole>(coordinates, tokens, value, unit, lane);
+  }
+}
+
+/// Writes one group's norms, 64 bytes: kWhole: all of them, otherwise those of `tokens`.
+template <bool kWhole>
+__device__ __forceinline__ void WriteNorms(const uint8_t* bytes, uint64_t tokens, uint8_t* norms, int lane) {
+  if constexpr (kWhole) {
+    if (lane < 16) reinterpret_cast<uint32_t*>(norms)[lane] = reinterpret_cast<const uint32_t*>(bytes)[lane];
+  } else {
+#pragma unroll
+    for (int t = lane; t < 64; t += 32) {
+      const int slot = 8 * (t & 7) + (t >> 3);
+      if (tokens >> t & 1) norms[slot] = bytes[slot];
+    }
+  }
+}
+
 }  // namespace blockgtq::cuda

@@ -36,6 +36,17 @@ __device__ __forceinline__ uint32_t PairAdd(uint32_t a, uint32_t b) {
   asm("add.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+__device__ __forceinline__ uint32_t PairSubtract(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+/// a + b clamped to [0, 1].
+__device__ __forceinline__ uint32_t PairAddClamped(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.sat.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
 __device__ __forceinline__ uint32_t PairMin(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("min.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));

@@ -50,6 +50,8 @@ __device__ __forceinline__ void UnitFragments(const uint32_t* codes, uint32_t (&
   }
 }
 
+constexpr int BlocksPerProcessor(int head_dim) { return head_dim <= 128 ? 512 / head_dim : 1; }
+
 using Rows = float[2][kWarpTiles][4];  // [16-token block][8-wide tile][accumulator]
 
 /// One group's share of the warp's rows. codes: plus the lane. norms: of tokens g, g + 8 of both blocks.
@@ -171,100 +173,128 @@ __device__ void CopyExact(const UnpackParams& p, int head, bool value, int64_t t
   }
 }
 
-/// Rows of the warp's coded tokens: a lane has 8 dims of a token at a time.
-template <int kHeadDim>
-__device__ __forceinline__ void StoreRows(const UnpackParams& p, const Side& side, const Rows& rows,
-                                          float scale, const float2* mean, int64_t tile, int half,
-                                          int first_dim, int lane, uint16_t* out) {
-  const int64_t begin = max(p.first, static_cast<int64_t>(p.sinks));
-  const int64_t end = min(p.first + p.count, p.coded_end);
+/// Rows of the warp's coded tokens: a lane has 8 dims of a token at a time. mean: turned to the tile's start
+/// (zero where the head has none), with kMean.
+template <int kHeadDim, bool kMean>
+__device__ __forceinline__ void StoreRows(const UnpackParams& p, const Rows& rows, float scale,
+                                          const float2* mean, int64_t tile, int half, int first_dim, int lane,
+                                          uint16_t* out) {
+  // Slots of the tile that are wanted and coded.
+  const int64_t start = tile * kTokens;
+  const int begin = static_cast<int>(max(max(p.first, static_cast<int64_t>(p.sinks)) - start, int64_t{0}));
+  const int end = static_cast<int>(min(min(p.first + p.count, p.coded_end) - start, int64_t{kTokens}));
+  const int row = p.kv_heads * kHeadDim;
+  out += (start - p.first) * row + first_dim + 8 * (lane & 3);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int slot = 32 * half + 16 * m + 8 * r + (lane >> 2);
-      const int64_t t = tile * kTokens + slot;
-      if (t < begin || t >= end) continue;
+      if (slot < begin || slot >= end) continue;
 #pragma unroll
       for (int c = 0; c < kWarpDims / 32; ++c) {
         const int dim = first_dim + 32 * c + 8 * (lane & 3);
-        const bool has_mean = side.mean_units >> (dim / 16) & 1;
         const float4* rotation = reinterpret_cast<const float4*>(p.slot_rotation + slot * kHeadDim + dim);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float* y = &rows[m][4 * c + i][2 * r];
-          float2 add = {0, 0};
-          if (has_mean) {
+          if constexpr (kMean) {
             const float4 turn = rotation[i >> 1];
-            add = MeanAt(mean[dim / 2 + i], i & 1 ? float2{turn.z, turn.w} : float2{turn.x, turn.y});
+            const float2 add =
+                MeanAt(mean[dim / 2 + i], i & 1 ? float2{turn.z, turn.w} : float2{turn.x, turn.y});
+            words[i] = PackPair(fmaf(y[0], scale, add.x), fmaf(y[1], scale, add.y));
+          } else {
+            words[i] = PackPair(y[0] * scale, y[1] * scale);
           }
-          words[i] = PackPair(fmaf(y[0], scale, add.x), fmaf(y[1], scale, add.y));
         }
-        *reinterpret_cast<uint4*>(out + (t - p.first) * p.kv_heads * kHeadDim + dim) = {words[0], words[1],
-                                                                                        words[2], words[3]};
+        *reinterpret_cast<uint4*>(out + slot * row + 32 * c) = {words[0], words[1], words[2], words[3]};
       }
     }
   }
 }
 
 template <int kHeadDim>
-__global__ void __launch_bounds__(kHeadDim, kHeadDim <= 128 ? 512 / kHeadDim : 1)
+__global__ void __launch_bounds__(kHeadDim, BlocksPerProcessor(kHeadDim))
     UnpackKernel(const __grid_constant__ UnpackParams p) {
   constexpr int kThreads = kHeadDim;  // 2 token halves x head_dim / 64
   constexpr int kPairs = kHeadDim / 16;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float2 mean[kHeadDim / 2];
+  __shared__ EncodeHead heads[2];  // head h at h % 2: the current one and the next
   const int units = max(p.key_units, kPairs);
   uint4* fragments = reinterpret_cast<uint4*>(shared);
   uint8_t* ring = shared + units * kPairs * 512;
   const int stage_bytes = units * (kMaxUnitBytes + kTokens);
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+  const int thread = threadIdx.x, lane = thread & 31;
+  const int warp = __shfl_sync(~0u, thread >> 5, 0);  // the compiler then knows it for the same in all lanes
   const int half = warp & 1, first_dim = kWarpDims * (warp >> 1);
 
   WaitForPreviousKernel();
   LetNextKernelStart();
-  const int64_t first_tile = p.first / kTokens;
-  const int64_t tiles = (p.first + p.count + kTokens - 1) / kTokens - first_tile;
-  const int64_t items = tiles * p.kv_heads * 2;
+  const int first_tile = static_cast<int>(p.first / kTokens);
+  const int tiles = static_cast<int>((p.first + p.count + kTokens - 1) / kTokens) - first_tile;
+  const int64_t items = static_cast<int64_t>(tiles) * p.kv_heads * 2;
   const int64_t begin = items * blockIdx.x / gridDim.x, end = items * (blockIdx.x + 1) / gridDim.x;
-  const EncodeHead* heads = p.heads + p.layer * p.kv_heads;
   const int coded_tiles = static_cast<int>((p.coded_end + kTokens - 1) / kTokens);
-
-  const auto load_codes = [&](int64_t i) {
-    if (i < end && first_tile + i % tiles < coded_tiles) {
-      const EncodeHead& head = heads[i / tiles / 2];
-      const Side side = FindSide(head, i / tiles & 1);
-      const uint8_t* from =
-          p.pool + p.block_table[first_tile + i % tiles] * p.block_bytes + head.record_offset + side.begin;
-      const uint32_t to = SharedAddress(ring + (i & 1) * stage_bytes);
+  if (begin >= end) return;
+  // An item: a tile (counted from first_tile) of a side (keys, values of a head).
+  struct Place {
+    int side, tile;
+  };
+  const auto next_of = [&](Place at) {
+    return at.tile + 1 < tiles ? Place{at.side, at.tile + 1} : Place{at.side + 1, 0};
+  };
+  const auto block_of = [&](Place at) {
+    const int tile = first_tile + at.tile;
+    return tile < coded_tiles ? p.block_table[tile] : 0;
+  };
+  const auto load_head = [&](int h) {
+    const uint4* from = reinterpret_cast<const uint4*>(p.heads + p.layer * p.kv_heads + h);
+    for (int k = thread; h < p.kv_heads && k < static_cast<int>(sizeof(EncodeHead) / 16); k += kThreads) {
+      CopyAsync(SharedAddress(&heads[h & 1]) + 16 * k, from + k);
+    }
+  };
+  const auto load_codes = [&](Place at, int block, int stage) {
+    if (first_tile + at.tile < coded_tiles) {
+      const EncodeHead& head = heads[at.side / 2 & 1];
+      const Side side = FindSide(head, at.side & 1);
+      const uint8_t* from = p.pool + block * p.block_bytes + head.record_offset + side.begin;
+      const uint32_t to = SharedAddress(ring + stage * stage_bytes);
       for (int k = 16 * thread; k < side.bytes; k += 16 * kThreads) CopyAsync(to + k, from + k);
     }
-    EndCopyGroup();
   };
 
-  load_codes(begin);
-  int64_t loaded = -1;
+  Place at = {static_cast<int>(begin / tiles), static_cast<int>(begin % tiles)};
+  load_head(at.side / 2);
+  load_head(at.side / 2 + 1);
+  WaitForCopies();
+  __syncthreads();
+  load_codes(at, block_of(at), 0);
+  EndCopyGroup();
+  int loaded = -1, next_block = block_of(next_of(at));
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t of_side = i / tiles, tile = first_tile + i % tiles;
-    const int h = static_cast<int>(of_side / 2), head_index = p.layer * p.kv_heads + h;
-    const Side side = FindSide(heads[h], of_side & 1);
-    if (of_side != loaded) {
-      loaded = of_side;
-      const int64_t stride = static_cast<int64_t>(side.value ? kPairs : p.key_units) * 16 * kHeadDim;
-      const uint4* from = reinterpret_cast<const uint4*>((side.value ? p.value_fragments : p.key_fragments) +
-                                                         head_index * stride);
+    const Place next = next_of(at);
+    const int h = at.side / 2, tile = first_tile + at.tile;
+    const int64_t head_index = static_cast<int64_t>(p.layer) * p.kv_heads + h;
+    const Side side = FindSide(heads[h & 1], at.side & 1);
+    if (at.side != loaded) {
+      loaded = at.side;
+      const uint4* from = reinterpret_cast<const uint4*>(side.value ? p.value_fragments : p.key_fragments) +
+                          head_index * (side.value ? kPairs : p.key_units) * kPairs * 32;
       for (int k = thread; k < side.units * kPairs * 32; k += kThreads) {
         CopyAsync(SharedAddress(fragments + k), from + k);
       }
-      EndCopyGroup();
+      if (at.side & 1) load_head(h + 1);
       WaitForCopies();
+      __syncthreads();
     }
-    load_codes(i + 1);
+    if (i + 1 < end) load_codes(next, next_block, static_cast<int>(i + 1 - begin) & 1);
+    EndCopyGroup();
+    next_block = block_of(next_of(next));
     if (side.mean_units) {
-      TurnMean(
-          reinterpret_cast<const float2*>(p.key_mean) + static_cast<int64_t>(head_index) * (kHeadDim / 2),
-          p.steps, tile * kTokens, kHeadDim / 2, mean);
+      TurnMean(reinterpret_cast<const float2*>(p.key_mean) + head_index * (kHeadDim / 2), p.steps,
+               int64_t{tile} * kTokens, kHeadDim / 2, mean);
     }
     WaitForCopiesBut<1>();
     __syncthreads();
@@ -272,7 +302,7 @@ __global__ void __launch_bounds__(kHeadDim, kHeadDim <= 128 ? 512 / kHeadDim : 1
     uint16_t* out = side.value ? p.values : p.keys;
     if (tile < coded_tiles) {
       Rows rows = {};
-      const uint8_t* codes = ring + (i & 1) * stage_bytes;
+      const uint8_t* codes = ring + (static_cast<int>(i - begin) & 1) * stage_bytes;
       const uint4* warp_fragments = fragments + (first_dim / 16) * 32 + lane;
       if (side.value) {
         if (half == 0) {
@@ -285,13 +315,18 @@ __global__ void __launch_bounds__(kHeadDim, kHeadDim <= 128 ? 512 / kHeadDim : 1
       } else {
         DecodeTile<kHeadDim, 1, false>(side, codes, warp_fragments, lane, rows);
       }
-      StoreRows<kHeadDim>(p, side, rows, p.scale[2 * head_index + side.value], mean, tile, half, first_dim,
-                          lane, out + h * kHeadDim);
+      const float scale = p.scale[2 * head_index + side.value];
+      if (side.mean_units) {
+        StoreRows<kHeadDim, true>(p, rows, scale, mean, tile, half, first_dim, lane, out + h * kHeadDim);
+      } else {
+        StoreRows<kHeadDim, false>(p, rows, scale, mean, tile, half, first_dim, lane, out + h * kHeadDim);
+      }
     }
-    if (tile * kTokens < p.sinks || (tile + 1) * kTokens > p.coded_end) {
+    if (int64_t{tile} * kTokens < p.sinks || (int64_t{tile} + 1) * kTokens > p.coded_end) {
       CopyExact<kHeadDim>(p, h, side.value, tile, out);
     }
     __syncthreads();
+    at = next;
   }
 }
 
@@ -315,7 +350,7 @@ Status LaunchFor(const UnpackParams& p, bool early, cudaStream_t stream) {
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "unpacking"));
   const int64_t tiles = (p.first + p.count + kTokens - 1) / kTokens - p.first / kTokens;
-  const int64_t blocks = int64_t{processors} * (kHeadDim <= 128 ? 512 / kHeadDim : 1);
+  const int64_t blocks = int64_t{processors} * BlocksPerProcessor(kHeadDim);
   return Launch("unpacking", kernel, std::min(tiles * p.kv_heads * 2, blocks), kHeadDim, bytes, early, stream,
                 p);
 }
