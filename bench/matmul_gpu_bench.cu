@@ -1,7 +1,7 @@
 // Matrix products of few rows on the GPU: the own kernel, cuBLASLt, and a pure read of the same weights, for
 // the shapes of two models; then the products and small operations of a whole layer, without attention.
 //
-//   matmul_gpu_bench [sweep]    sweep: both numbers of tiles; norm and gate in their own kernels and taken
+//   matmul_gpu_bench [sweep]    sweep: one and two tiles of weight rows a block
 //   along
 //
 // Weights rotate through more memory than the L2 cache has; every figure is the median of graph replays in
@@ -16,6 +16,7 @@
 
 #include "src/cuda/decode_attention.h"
 #include "src/cuda/elementwise.h"
+#include "src/cuda/gemv.h"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/matmul.h"
 #include "src/cuda/ptx.cuh"
@@ -115,9 +116,7 @@ class Bench {
     for (int64_t o : shape.outs) outs += o;
     const int64_t bytes = outs * shape.in * 2, copies = std::max<int64_t>(2, kRotatingBytes / bytes);
     DeviceArray<uint16_t> weights(copies * outs * shape.in), x(32 * shape.in);
-    DeviceArray<uint16_t> inner(32 * outs);
     DeviceArray<float> y(32 * outs);
-    const DeviceArray<float> x_float(std::vector<float>(32 * shape.in, 0.5f));
     FillKernel<<<1024, 256>>>(weights.data(), static_cast<int64_t>(weights.size()), 1, 1.0f);
     FillKernel<<<64, 256>>>(x.data(), static_cast<int64_t>(x.size()), 2, 1.0f);
     Require(cudaDeviceSynchronize(), "fill");
@@ -145,7 +144,7 @@ class Bench {
     std::printf("%-22s %5ld -> %6ld  read %7.2f us %4.0f GB/s |", shape.name, static_cast<long>(shape.in),
                 static_cast<long>(outs), read, bytes / read * 1e-3);
     for (int64_t rows : {1, 8, 16}) {
-      const auto gemv = [&](int tiles, bool normed, bool norm_kernel, bool gated) {
+      const auto gemv = [&](int tiles) {
         return Time(stream_,
                     [&] {
                       for (int64_t c = 0; c < copies; ++c) {
@@ -155,23 +154,13 @@ class Bench {
                         call.rows = rows;
                         call.in = shape.in;
                         call.x_hi = x.data();
-                        if (normed) {
-                          call.x = x_float.data();
-                          call.norm_weight = x_float.data();
-                        }
-                        if (gated) call.inner = inner.data();
-                        if (norm_kernel) {
-                          Require(LaunchRmsNorm(x_float.data(), x_float.data(), 0, rows, shape.in, x.data(),
-                                                nullptr, nullptr, true, stream_),
-                                  "norm");
-                        }
                         Require(LaunchGemv(call, tiles, limits_.processors, true, stream_), "product");
                       }
                     }) /
                copies;
       };
       const int chosen = ChooseGemvTiles(items(0, rows), limits_.processors);
-      const double own = gemv(chosen, false, false, false);
+      const double own = gemv(chosen);
       const std::vector<float> result = y.Download(0, rows * outs);
       const double library =
           Time(stream_,
@@ -188,20 +177,13 @@ class Bench {
       std::printf(" %2ld: %7.2f us %3.0f%% lt %7.2f%s |", static_cast<long>(rows), own, 100 * read / own,
                   library, distance < 1e-5 ? "" : " WRONG");
       if (!sweep) continue;
-      for (int tiles : {1, 2}) std::printf(" %d: %.2f", tiles, gemv(tiles, false, false, false));
-      std::printf(" norm kernel %.2f", gemv(chosen, false, true, false));
-      if (MatMul::CanNormalise(rows, shape.in)) std::printf(" norm %.2f", gemv(chosen, true, false, false));
-      if (shape.outs.size() == 2 && rows <= 8) {
-        std::printf(" gate %.2f", gemv(2, false, false, true));
-        if (MatMul::CanNormalise(rows, shape.in)) std::printf(" both %.2f", gemv(2, true, false, true));
-      }
-      std::printf(" |");
+      std::printf(" 1: %.2f 2: %.2f |", gemv(1), gemv(2));
     }
     std::printf("\n");
   }
 
-  // The products of a layer and what lies between them; fused: norms and gate taken along.
-  void Layer(const char* name, int64_t hidden, int64_t inner, int64_t kv, int64_t rows, bool fused) {
+  // The products of a layer and what lies between them, attention left out.
+  void Layer(const char* name, int64_t hidden, int64_t inner, int64_t kv, int64_t rows) {
     const int64_t layers = 8, qkv = hidden + 2 * kv;
     const int64_t parameters = hidden * (qkv + hidden + 3 * inner);
     DeviceArray<uint16_t> weights(layers * parameters), h(rows * hidden), a(rows * inner);
@@ -209,55 +191,42 @@ class Bench {
     const DeviceArray<float> norm(std::vector<float>(hidden, 1.0f));
     FillKernel<<<1024, 256>>>(weights.data(), static_cast<int64_t>(weights.size()), 3, 0.03f);
     x.Upload(std::vector<float>(rows * hidden, 1.0f));
-    MatMul matmul(limits_.processors);
-    const auto norm_and_products = [&](std::vector<MatMulItem> items, uint16_t* gated) {
-      GemvCall call;
-      call.items = items;
-      call.rows = rows;
-      call.in = hidden;
-      call.x_hi = h.data();
-      call.inner = gated;
-      if (fused && MatMul::CanNormalise(rows, hidden)) {
-        call.x = x.data();
-        call.norm_weight = norm.data();
-        call.epsilon = 1e-6f;
-      } else {
-        Require(LaunchRmsNorm(x.data(), norm.data(), 1e-6f, rows, hidden, h.data(), nullptr, nullptr, true,
-                              stream_),
-                "norm");
-      }
-      Require(matmul.RunFused(call, true, stream_), "products");
+    const auto product = [&](const std::vector<MatMulItem>& items, const uint16_t* in, int64_t size) {
+      Require(matmul_.Run(items, in, nullptr, rows, size, true, stream_), "product");
+    };
+    const auto normalise = [&] {
+      Require(LaunchRmsNorm(x.data(), norm.data(), 1e-6f, rows, hidden, h.data(), nullptr, nullptr, true,
+                            stream_),
+              "norm");
     };
     const auto enqueue = [&] {
       for (int64_t l = 0; l < layers; ++l) {
         const uint16_t* w = weights.data() + l * parameters;
         const auto take = [&](int64_t count) { return (w += count) - count; };
         const uint16_t *q = take(hidden * hidden), *k = take(hidden * kv), *v = take(hidden * kv);
-        norm_and_products({{q, nullptr, y.data(), hidden, hidden, 1, false},
-                           {k, nullptr, y.data() + rows * hidden, kv, kv, 1, false},
-                           {v, nullptr, y.data() + rows * (hidden + kv), kv, kv, 1, false}},
-                          nullptr);
+        normalise();
+        product({{q, nullptr, y.data(), hidden, hidden, 1, false},
+                 {k, nullptr, y.data() + rows * hidden, kv, kv, 1, false},
+                 {v, nullptr, y.data() + rows * (hidden + kv), kv, kv, 1, false}},
+                h.data(), hidden);
         Require(LaunchSplitHalves(y.data(), rows * hidden, h.data(), nullptr, true, stream_), "split");
-        const MatMulItem o = {take(hidden * hidden), nullptr, x.data(), hidden, hidden, 1, true};
-        Require(matmul.Run({&o, 1}, h.data(), nullptr, rows, hidden, true, stream_), "product");
+        product({{take(hidden * hidden), nullptr, x.data(), hidden, hidden, 1, true}}, h.data(), hidden);
         const uint16_t *gate = take(hidden * inner), *up = take(hidden * inner);
         float* u = y.data() + rows * inner;
-        norm_and_products(
-            {{gate, nullptr, y.data(), inner, inner, 1, false}, {up, nullptr, u, inner, inner, 1, false}},
-            fused ? a.data() : nullptr);
-        if (!fused) {
-          Require(LaunchSiluMul(y.data(), u, rows * inner, a.data(), nullptr, true, stream_), "silu");
-        }
-        const MatMulItem down = {take(hidden * inner), nullptr, x.data(), hidden, hidden, kInnerScale, true};
-        Require(matmul.Run({&down, 1}, a.data(), nullptr, rows, inner, true, stream_), "product");
+        const std::vector<MatMulItem> wide = {{gate, nullptr, y.data(), inner, inner, 1, false},
+                                              {up, nullptr, u, inner, inner, 1, false}};
+        normalise();
+        product(wide, h.data(), hidden);
+        Require(LaunchSiluMul(y.data(), u, rows * inner, a.data(), nullptr, true, stream_), "silu");
+        product({{take(hidden * inner), nullptr, x.data(), hidden, hidden, kInnerScale, true}}, a.data(),
+                inner);
       }
     };
     const double us = Time(stream_, enqueue) / layers;
     double size = 0;
     for (float f : x.Download()) size += f * f;
-    std::printf("layer of %s, %2ld rows%s: %7.2f us, %5.1f MB, %4.0f GB/s%s\n", name, static_cast<long>(rows),
-                fused ? ", fused" : "", us, parameters * 2e-6, parameters * 2e-3 / us,
-                std::isfinite(size) ? "" : " NOT FINITE");
+    std::printf("layer of %s, %2ld rows: %7.2f us, %5.1f MB, %4.0f GB/s%s\n", name, static_cast<long>(rows),
+                us, parameters * 2e-6, parameters * 2e-3 / us, std::isfinite(size) ? "" : " NOT FINITE");
   }
 
  private:
@@ -285,10 +254,8 @@ void Run(bool sweep) {
     bench.Products(shape, sweep);
   }
   for (int64_t rows : {1, 8}) {
-    for (bool fused : {false, true}) {
-      bench.Layer("Qwen2.5-3B", 2048, 11008, 256, rows, fused);
-      bench.Layer("Llama-3.1-8B", 4096, 14336, 1024, rows, fused);
-    }
+    bench.Layer("Qwen2.5-3B", 2048, 11008, 256, rows);
+    bench.Layer("Llama-3.1-8B", 4096, 14336, 1024, rows);
   }
 }
 

@@ -138,35 +138,16 @@ class CudaBackend : public Backend {
       items_.back().bias = p.bias != nullptr ? Cast(*p.bias).buffer.As<float>() : nullptr;
       items_.back().accumulate = p.accumulate;
     }
-    if (norm != nullptr && Fuses(rows) && cuda::MatMul::CanNormalise(rows, x.cols())) {
-      Launch([&] { return matmul_.RunFused(NormedCall(x, *norm, rows), true, device_->stream()); });
-    } else {
-      Products(norm != nullptr ? Normed(x, *norm, rows) : Cast(x), rows);
-    }
+    Products(norm != nullptr ? Normed(x, *norm, rows) : Cast(x), rows);
   }
 
   void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm, int64_t rows,
                    Activations& inner) override {
     CudaActivations& out = Cast(inner);
-    if (Fuses(rows)) {
-      const bool normalises = cuda::MatMul::CanNormalise(rows, x.cols());
-      GemvCall call = NormedCall(x, norm, rows);
-      if (!normalises) {
-        const CudaActivations& input = Normed(x, norm, rows);
-        call.x = nullptr;
-        call.x_hi = input.high();
-      }
-      Note(out.BecomeHalves(false, kInnerScale));
-      items_ = {Item(gate, out, 1), Item(up, out, 1)};
-      call.items = items_;
-      call.inner = out.high();
-      Launch([&] { return matmul_.RunFused(call, true, device_->stream()); });
-      return;
-    }
+    const CudaActivations& input = Normed(x, norm, rows);
     CudaActivations& second = Scratch(up_, inner.rows(), inner.cols());
     Note(out.BecomeFull());
     Note(second.BecomeFull());
-    const CudaActivations& input = Normed(x, norm, rows);
     items_ = {Item(gate, out, 1), Item(up, second, 1)};
     Products(input, rows);
     Note(out.BecomeHalves(precision_ == Precision::kFloat, kInnerScale));
@@ -249,8 +230,6 @@ class CudaBackend : public Backend {
         graphs_(*device_),
         matmul_(device_->limits().processors) {}
 
-  /// Few rows of fp16 activations: one kernel takes the norm and the gate along.
-  bool Fuses(int64_t rows) const { return precision_ == Precision::kFast && cuda::MatMul::CanGate(rows); }
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;
     item.weight = Cast(weight).buffer.As<uint16_t>();
@@ -259,16 +238,6 @@ class CudaBackend : public Backend {
     item.y_stride = y.cols();
     item.alpha = alpha;
     return item;
-  }
-  GemvCall NormedCall(const Activations& x, const Norm& norm, int64_t rows) const {
-    GemvCall call;
-    call.items = items_;
-    call.rows = rows;
-    call.in = x.cols();
-    call.x = Cast(x).full();
-    call.norm_weight = Cast(*norm.weight).buffer.As<float>();
-    call.epsilon = norm.epsilon;
-    return call;
   }
   void Products(const CudaActivations& x, int64_t rows) {
     Launch([&] { return matmul_.Run(items_, x.high(), Low(x), rows, x.cols(), true, device_->stream()); });

@@ -10,7 +10,7 @@ namespace blockgtq::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Few enough registers in all that a block finds room beside two blocks of a product of few rows.
+// Few enough registers in all that a block finds room beside those of a product of few rows.
 constexpr int kNormThreads = 512;
 constexpr int kMaxNormVectors = 8;  // of 4 floats, a thread
 

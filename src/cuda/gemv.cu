@@ -8,9 +8,9 @@
 namespace blockgtq::cuda {
 namespace {
 
-// A group of 32 weight rows halves the reads of x and the barriers. It needs about one for every processor: a
-// launch that leaves some free lets the next one crowd there, and that one then reads with fewer processors.
-constexpr int64_t kTwoTilesPercent = 95;
+// A group of 32 weight rows halves the reads of x and the barriers; worth it once so many of them, in percent
+// of the processors, keep the memory busy.
+constexpr int64_t kTwoTilesPercent = 55;
 
 Status Invalid(const std::string& what) {
   return Status(ErrorCode::kInvalidArgument, "CUDA matrix product of few rows: " + what);
@@ -21,15 +21,11 @@ Status CheckCall(const GemvCall& call, int tiles) {
     return Invalid(std::to_string(call.items.size()) + " products in a call; it takes 1.." +
                    std::to_string(kGemvMaxItems));
   }
-  const bool one_column_tile = call.x || call.inner || call.x_lo;
-  if (call.rows < 1 || call.rows > (one_column_tile ? kGemvMaxRows / 2 : kGemvMaxRows)) {
+  if (call.rows < 1 || call.rows > (call.x_lo ? kGemvMaxRows / 2 : kGemvMaxRows)) {
     return Invalid(std::to_string(call.rows) + " rows");
   }
   if (call.in < 8 || call.in % 8 != 0 || call.in > INT32_MAX / 2) {
     return Invalid("an input of " + std::to_string(call.in) + " columns; it takes multiples of 8");
-  }
-  if (call.x && (call.rows * call.in > kGemvMaxNormed || call.in % 32 != 0)) {
-    return Invalid("a norm of " + std::to_string(call.rows) + " rows of " + std::to_string(call.in));
   }
   if (tiles != 1 && tiles != 2) return Invalid(std::to_string(tiles) + " tiles");
   for (const MatMulItem& item : call.items) {
@@ -38,17 +34,13 @@ Status CheckCall(const GemvCall& call, int tiles) {
                      std::to_string(item.y_stride) + " apart");
     }
   }
-  if (call.inner && (call.items.size() != 2 || tiles != 2 || call.x_lo ||
-                     call.items[0].out != call.items[1].out || call.items[0].bias || call.items[1].bias)) {
-    return Invalid("a gate takes two products of one shape, without bias and low half");
-  }
   return Status::Ok();
 }
 
-template <int kTiles, int kColumnTiles, bool kNorm, bool kGate>
+template <int kTiles, int kColumnTiles>
 Status LaunchShape(const GemvParams& params, int processors, bool early, cudaStream_t stream) {
-  using S = GemvShape<kTiles, kColumnTiles, kNorm, kGate>;
-  const auto kernel = GemvKernel<kTiles, kColumnTiles, kNorm, kGate>;
+  using S = GemvShape<kTiles, kColumnTiles>;
+  const auto kernel = GemvKernel<kTiles, kColumnTiles>;
   BGTQ_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
                  "the shared memory of a matrix product"));
@@ -68,18 +60,18 @@ Status LaunchGemv(const GemvCall& call, int tiles, int processors, bool early, C
   BGTQ_RETURN_IF_ERROR(CheckCall(call, tiles));
   GemvParams params = {};
   int64_t groups = 0;
-  const int64_t group_rows = call.inner ? kGemvTileRows : tiles * kGemvTileRows;
+  const int64_t group_rows = tiles * kGemvTileRows;
   for (size_t i = 0; i < call.items.size(); ++i) {
     const MatMulItem& item = call.items[i];
     params.item[i] = {item.weight,
                       item.bias,
                       item.y,
-                      call.inner ? item.out : item.y_stride,
+                      item.y_stride,
                       static_cast<int32_t>(item.out),
                       static_cast<int32_t>(groups),
                       item.alpha,
                       item.accumulate};
-    if (i == 0 || !call.inner) groups += (item.out + group_rows - 1) / group_rows;
+    groups += (item.out + group_rows - 1) / group_rows;
   }
   params.items = static_cast<int32_t>(call.items.size());
   params.groups = static_cast<int32_t>(groups);
@@ -94,24 +86,12 @@ Status LaunchGemv(const GemvCall& call, int tiles, int processors, bool early, C
     params.x_rows[1] = static_cast<int32_t>(has_low ? call.rows : call.rows - kGemvColumns);
   }
   params.second_scale = has_low ? 1.0f / kLowHalfScale : 0.0f;
-  params.norm_input = call.x;
-  params.norm_weight = call.norm_weight;
-  params.epsilon = call.epsilon;
-  params.inner = call.inner;
-  if (call.inner) {
-    return call.x ? LaunchShape<2, 1, true, true>(params, processors, early, stream)
-                  : LaunchShape<2, 1, false, true>(params, processors, early, stream);
-  }
-  if (call.x) {
-    return tiles == 1 ? LaunchShape<1, 1, true, false>(params, processors, early, stream)
-                      : LaunchShape<2, 1, true, false>(params, processors, early, stream);
-  }
   if (tiles == 1) {
-    return two ? LaunchShape<1, 2, false, false>(params, processors, early, stream)
-               : LaunchShape<1, 1, false, false>(params, processors, early, stream);
+    return two ? LaunchShape<1, 2>(params, processors, early, stream)
+               : LaunchShape<1, 1>(params, processors, early, stream);
   }
-  return two ? LaunchShape<2, 2, false, false>(params, processors, early, stream)
-             : LaunchShape<2, 1, false, false>(params, processors, early, stream);
+  return two ? LaunchShape<2, 2>(params, processors, early, stream)
+             : LaunchShape<2, 1>(params, processors, early, stream);
 }
 
 }  // namespace blockgtq::cuda

@@ -21,9 +21,10 @@ constexpr int kGemvTileRows = 16;  // weight rows of a tensor product
 constexpr int kGemvColumns = 8;    // rows of x of one
 constexpr int kGemvChunk = 32;     // input elements that a warp takes at a time
 constexpr int kGemvSlotBytes = 32 * 16;
-// Two blocks fit a processor, so that the next product's weights are on their way while this one runs.
-constexpr int kGemvQueueBytes = 12 << 10;                            // a warp, at most
-constexpr int kGemvNormVectors = kGemvMaxNormed / 4 / kGemvThreads;  // of 4 floats, a thread
+// A warp's, at most. One block has a processor, and the block of the next product starts there as soon as it
+// is done: its first loads, so many, keep the memory busy until its input is there. With room for two blocks
+// at a time those loads are over by then, and blocks crowd on some processors and leave others idle.
+constexpr int kGemvQueueBytes = 18 << 10;
 
 struct GemvItem {
   const uint16_t* weight;
@@ -41,26 +42,18 @@ struct GemvParams {
   const uint16_t* x[2];  // of column tile 0 and 1
   int32_t x_rows[2];     // live columns of each
   float second_scale;    // of column tile 1, which is added to tile 0 when it is the low half; else 0
-  const float* norm_input;
-  const float* norm_weight;
-  float epsilon;
-  uint16_t* inner;
 };
 
-/// kNorm: the input is normalised here. kGate: tile 0 is the gate's, tile 1 the same rows of up.
-template <int kTiles, int kColumnTiles, bool kNorm, bool kGate>
+template <int kTiles, int kColumnTiles>
 struct GemvShape {
-  static constexpr int kSlots = 2 * kTiles + (kNorm ? 0 : kColumnTiles);  // of a stage: weight rows; x
+  static constexpr int kSlots = 2 * kTiles + kColumnTiles;  // of a stage: weight rows; x
   static constexpr int kStageBytes = kSlots * kGemvSlotBytes;
   static constexpr int kStages = kGemvQueueBytes / kStageBytes;
   static constexpr int kRows = kTiles * kGemvTileRows;                          // weight rows of a group
   static constexpr int kElements = kRows * kGemvColumns * kColumnTiles;         // of a group's result
   static constexpr int kOwned = (kElements + kGemvThreads - 1) / kGemvThreads;  // that a thread finishes
   static constexpr int kPartial = kGemvWarps * kStages * kStageBytes;  // offset in shared memory, as below
-  static constexpr int kNormed = kPartial + kGemvWarps * kElements * 4;
-  // A row of x more shifts by 16 banks.
-  static constexpr int kSharedBytes = kNormed + (kNorm ? 2 * kGemvMaxNormed + kGemvColumns * 64 : 0);
-  static_assert(kSharedBytes <= 113 << 10);
+  static constexpr int kSharedBytes = kPartial + kGemvWarps * kElements * 4;
 };
 
 /// bytes: 16, or 0 to write zeros without a read.
@@ -80,6 +73,7 @@ __device__ __forceinline__ uint4 LoadShared(uint32_t address) {
                : "r"(address));
   return v;
 }
+
 __device__ __forceinline__ const GemvItem& GemvItemOf(const GemvParams& p, int group) {
   int i = 0;
   while (i + 1 < p.items && group >= p.item[i + 1].first_group) ++i;
@@ -87,7 +81,7 @@ __device__ __forceinline__ const GemvItem& GemvItemOf(const GemvParams& p, int g
 }
 
 /// Where a lane's next weights are: steps of one group after another.
-template <int kTiles, bool kGate>
+template <int kTiles>
 struct GemvCursor {
   const uint16_t* row[2 * kTiles];  // rows past the matrix repeat its last one
   int group, step;
@@ -96,59 +90,18 @@ struct GemvCursor {
     group = at;
     step = 0;
     if (group >= p.groups) return;
-    const GemvItem& item = kGate ? p.item[0] : GemvItemOf(p, group);
-    const int first = (group - item.first_group) * (kGate ? kGemvTileRows : kTiles * kGemvTileRows) + g;
+    const GemvItem& item = GemvItemOf(p, group);
+    const int first = (group - item.first_group) * kTiles * kGemvTileRows + g;
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
-      const uint16_t* matrix = kGate && j >= 2 ? p.item[1].weight : item.weight;
-      const int r = first + 8 * (kGate ? j % 2 : j);
-      row[j] = matrix + static_cast<int64_t>(min(r, item.out - 1)) * p.in;
+      row[j] = item.weight + static_cast<int64_t>(min(first + 8 * j, item.out - 1)) * p.in;
     }
   }
 };
 
-/// x / sqrt(mean(x^2) + epsilon) * weight of every row, in fp16, row r at out + r * stride (halves).
-/// weight: this thread's part.
-__device__ __forceinline__ void NormaliseRows(const GemvParams& p, const float4 (&weight)[kGemvNormVectors],
-                                              __half* out, int stride) {
-  __shared__ float warp_sum[2][kGemvWarps];
-  const int thread = threadIdx.x, vectors = p.in / 4;
-  for (int r = 0; r < p.rows; ++r) {
-    const float4* x = reinterpret_cast<const float4*>(p.norm_input) + static_cast<int64_t>(r) * vectors;
-    float4 v[kGemvNormVectors];
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < kGemvNormVectors; ++j) {
-      const int i = thread + j * kGemvThreads;
-      v[j] = i < vectors ? x[i] : make_float4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int j = 0; j < kGemvNormVectors; ++j) {
-      sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
-    }
-#pragma unroll
-    for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    if ((thread & 31) == 0) warp_sum[r & 1][thread >> 5] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (int w = 0; w < kGemvWarps; ++w) sum += warp_sum[r & 1][w];
-    const float factor = 1.0f / sqrtf(sum / static_cast<float>(p.in) + p.epsilon);
-#pragma unroll
-    for (int j = 0; j < kGemvNormVectors; ++j) {
-      const int i = thread + j * kGemvThreads;
-      if (i >= vectors) continue;
-      __half2* to = reinterpret_cast<__half2*>(out + r * stride + 4 * i);
-      to[0] = __floats2half2_rn(v[j].x * factor * weight[j].x, v[j].y * factor * weight[j].y);
-      to[1] = __floats2half2_rn(v[j].z * factor * weight[j].z, v[j].w * factor * weight[j].w);
-    }
-  }
-  __syncthreads();
-}
-
-template <int kTiles, int kColumnTiles, bool kNorm, bool kGate>
-__global__ void __launch_bounds__(kGemvThreads, 2) GemvKernel(const __grid_constant__ GemvParams p) {
-  using S = GemvShape<kTiles, kColumnTiles, kNorm, kGate>;
+template <int kTiles, int kColumnTiles>
+__global__ void __launch_bounds__(kGemvThreads) GemvKernel(const __grid_constant__ GemvParams p) {
+  using S = GemvShape<kTiles, kColumnTiles>;
   constexpr int kAhead = S::kStages - 1;
   constexpr int kStepElements = kGemvWarps * kGemvChunk;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -158,7 +111,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2) GemvKernel(const __grid_const
   const uint32_t queue = SharedAddress(shared) + warp * S::kStages * S::kStageBytes + lane * 16;
   const int first_element = warp * kGemvChunk + 8 * t;  // of this lane, in step 0
 
-  GemvCursor<kTiles, kGate> weights;
+  GemvCursor<kTiles> weights;
   weights.Open(p, blockIdx.x, g);
   const auto issue_weights = [&](int stage) {
     if (weights.group >= p.groups) return;
@@ -172,16 +125,14 @@ __global__ void __launch_bounds__(kGemvThreads, 2) GemvKernel(const __grid_const
   };
   int x_step = 0;  // of the next stage to fill
   const auto issue_x = [&](int stage) {
-    if constexpr (!kNorm) {
-      const int k = first_element + x_step * kStepElements;
+    const int k = first_element + x_step * kStepElements;
 #pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
-        const bool live = k < p.in && g < p.x_rows[n];
-        CopyAsync(queue + stage * S::kStageBytes + (2 * kTiles + n) * kGemvSlotBytes,
-                  p.x[n] + (live ? static_cast<int64_t>(g) * p.in + k : 0), live ? 16 : 0);
-      }
-      x_step = x_step + 1 == steps ? 0 : x_step + 1;
+    for (int n = 0; n < kColumnTiles; ++n) {
+      const bool live = k < p.in && g < p.x_rows[n];
+      CopyAsync(queue + stage * S::kStageBytes + (2 * kTiles + n) * kGemvSlotBytes,
+                p.x[n] + (live ? static_cast<int64_t>(g) * p.in + k : 0), live ? 16 : 0);
     }
+    x_step = x_step + 1 == steps ? 0 : x_step + 1;
   };
 
 #pragma unroll 1
@@ -189,51 +140,31 @@ __global__ void __launch_bounds__(kGemvThreads, 2) GemvKernel(const __grid_const
     issue_weights(i);
     CommitCopies();
   }
-  const int normed_stride = p.in + 32;
-  uint32_t normed = 0;  // this lane's elements of step 0 in shared memory
-  if constexpr (kNorm) {
-    float4 norm_weight[kGemvNormVectors];
-#pragma unroll
-    for (int j = 0; j < kGemvNormVectors; ++j) {
-      const int i = thread + j * kGemvThreads;
-      norm_weight[j] =
-          i < p.in / 4 ? __ldg(reinterpret_cast<const float4*>(p.norm_weight) + i) : make_float4(0, 0, 0, 0);
-    }
-    WaitForPreviousKernel();
-    LetNextKernelStart();
-    NormaliseRows(p, norm_weight, reinterpret_cast<__half*>(shared + S::kNormed), normed_stride);
-    normed = SharedAddress(shared + S::kNormed) + 2 * (g * normed_stride + first_element);
-  } else {
-    WaitForPreviousKernel();
-    LetNextKernelStart();
+  WaitForPreviousKernel();
+  LetNextKernelStart();
 #pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) {
-      issue_x(i);
-      CommitCopies();
-    }
+  for (int i = 0; i < kAhead; ++i) {
+    issue_x(i);
+    CommitCopies();
   }
 
   int stage = 0, fill = kAhead;
 #pragma unroll 1
   for (int group = blockIdx.x; group < p.groups; group += gridDim.x) {
-    const GemvItem& item = kGate ? p.item[0] : GemvItemOf(p, group);
-    const int first_row = (group - item.first_group) * (kGate ? kGemvTileRows : S::kRows);
+    const GemvItem& item = GemvItemOf(p, group);
+    const int first_row = (group - item.first_group) * S::kRows;
     // What this thread's results are added to, on its way while the group runs.
     const bool low = kColumnTiles == 2 && p.second_scale != 0;
     const int elements = low ? S::kRows * kGemvColumns : S::kElements;
     float base[S::kOwned];
-    int64_t place[S::kOwned];  // in y or inner; -1: nothing to write
+    int64_t place[S::kOwned];  // in y; -1: nothing to write
 #pragma unroll
     for (int i = 0; i < S::kOwned; ++i) {
-      const int e = thread + i * kGemvThreads, row = e % S::kRows, column = e / S::kRows;
-      const int m = first_row + row;
-      const bool owned = e < elements && m < item.out && column < p.rows && !(kGate && row >= kGemvTileRows);
+      const int e = thread + i * kGemvThreads, m = first_row + e % S::kRows, column = e / S::kRows;
+      const bool owned = e < elements && m < item.out && column < p.rows;
       place[i] = owned ? column * item.y_stride + m : -1;
-      base[i] = 0;
-      if constexpr (!kGate) {
-        if (owned && item.bias) base[i] = item.bias[m];
-        if (owned && item.accumulate) base[i] += item.y[place[i]];
-      }
+      base[i] = owned && item.bias ? item.bias[m] : 0.0f;
+      if (owned && item.accumulate) base[i] += item.y[place[i]];
     }
 
     float sum[kTiles][kColumnTiles][4] = {};
@@ -246,13 +177,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2) GemvKernel(const __grid_const
       WaitForCopies<kAhead>();
       const uint32_t slots = queue + stage * S::kStageBytes;
       uint4 x[kColumnTiles];
-      if constexpr (kNorm) {
-        const bool live = g < p.rows && first_element + step * kStepElements < p.in;
-        x[0] = live ? LoadShared(normed + 2 * step * kStepElements) : make_uint4(0, 0, 0, 0);
-      } else {
 #pragma unroll
-        for (int n = 0; n < kColumnTiles; ++n) x[n] = LoadShared(slots + (2 * kTiles + n) * kGemvSlotBytes);
-      }
+      for (int n = 0; n < kColumnTiles; ++n) x[n] = LoadShared(slots + (2 * kTiles + n) * kGemvSlotBytes);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         const uint4 upper = LoadShared(slots + 2 * i * kGemvSlotBytes);
@@ -288,15 +214,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2) GemvKernel(const __grid_const
       float total = 0;
 #pragma unroll
       for (int w = 0; w < kGemvWarps; ++w) total += from[w * S::kElements];
-      if constexpr (kGate) {
-        float up = 0;
-#pragma unroll
-        for (int w = 0; w < kGemvWarps; ++w) up += from[w * S::kElements + kGemvTileRows];
-        const float inner = total / (1.0f + __expf(-total)) * up * (1.0f / kInnerScale);
-        reinterpret_cast<__half*>(p.inner)[place[i]] = __float2half_rn(inner);
-      } else {
-        item.y[place[i]] = fmaf(total, item.alpha, base[i]);
-      }
+      item.y[place[i]] = fmaf(total, item.alpha, base[i]);
     }
     __syncthreads();
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/cuda/device_memory.h"
+#include "src/cuda/gemv.h"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/matmul_library.h"
 
@@ -199,20 +200,10 @@ Status MatMul::Run(std::span<const MatMulItem> items, const uint16_t* x_hi, cons
     call.in = in;
     call.x_hi = x_hi;
     call.x_lo = x_lo;
-    BGTQ_RETURN_IF_ERROR(RunFused(call, early || first > 0, stream));
+    BGTQ_RETURN_IF_ERROR(
+        LaunchGemv(call, ChooseGemvTiles(call.items, processors_), processors_, early || first > 0, stream));
   }
   return Status::Ok();
-}
-
-bool MatMul::CanNormalise(int64_t rows, int64_t in) {
-  return rows <= kGemvMaxRows / 2 && rows * in <= kGemvMaxNormed && in % 32 == 0;
-}
-bool MatMul::CanGate(int64_t rows) { return rows <= kGemvMaxRows / 2; }
-
-Status MatMul::RunFused(const GemvCall& call, bool early, CUstream_st* stream) {
-  BGTQ_RETURN_IF_ERROR(CheckShapes(call.items, call.rows, call.in));
-  const int tiles = call.inner ? 2 : ChooseGemvTiles(call.items, processors_);
-  return LaunchGemv(call, tiles, processors_, early, stream);
 }
 
 }  // namespace blockgtq::cuda

@@ -9,7 +9,6 @@
 #include <span>
 
 #include "blockgtq/status.h"
-#include "src/cuda/gemv.h"
 #include "src/cuda/matmul_item.h"
 
 struct CUstream_st;
@@ -36,12 +35,6 @@ class MatMul {
   /// Prepare.
   Status Run(std::span<const MatMulItem> items, const uint16_t* x_hi, const uint16_t* x_lo, int64_t rows,
              int64_t in, bool early, CUstream_st* stream);
-
-  /// Whether RunFused can take the norm before the products, and the gate behind gate and up, along.
-  static bool CanNormalise(int64_t rows, int64_t in);
-  static bool CanGate(int64_t rows);
-  /// As LaunchGemv.
-  Status RunFused(const GemvCall& call, bool early, CUstream_st* stream);
 
   /// The products of Run by cuBLASLt, however few the rows.
   Status RunLibrary(std::span<const MatMulItem> items, const uint16_t* x_hi, const uint16_t* x_lo,

@@ -13,6 +13,7 @@
 
 #include "src/core/half.h"
 #include "src/cuda/elementwise.h"
+#include "src/cuda/gemv.h"
 #include "src/cuda/matmul_weights.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/harness.h"
@@ -182,6 +183,7 @@ void TestProducts(const DeviceLimits& limits, bool quick) {
         {5, 1536, false, {{1536, false, true}}},
         {1, 11008, false, {{2048, false, true, 16}}},
         {8, 11008, false, {{2048, false, true, 16}}},
+        {8, 4096, false, {{512}}},
         {8, 14336, true, {{512, false, true, 16}}},
         {9, 4096, false, {{1024, true}}},
         {16, 8960, false, {{1536, false, true, 16}}},
@@ -201,7 +203,7 @@ void TestProducts(const DeviceLimits& limits, bool quick) {
     for (int tiles : {1, 2}) {
       const std::string name = c.Name() + ", tiles " + std::to_string(tiles);
       for (int processors : {limits.processors, 5}) {  // 5: many groups a block
-        if (processors == 5 && c.in > 2048) continue;
+        if (processors == 5 ? c.in > 2048 : quick) continue;
         fixture.Check(name, [&](const auto& items, const uint16_t* hi, const uint16_t* lo) {
           GemvCall call;
           call.items = items;
@@ -235,95 +237,11 @@ void TestRefusals(const DeviceLimits& limits) {
   call.x_hi = call.x_lo = x.data();
   Check(LaunchGemv(call, 1, limits.processors, false, nullptr).code() == ErrorCode::kInvalidArgument,
         "9 rows with a low half are refused");
-  call.x_lo = nullptr;
-  call.inner = x.data();
-  Check(LaunchGemv(call, 2, limits.processors, false, nullptr).code() == ErrorCode::kInvalidArgument,
-        "a gate of one product is refused");
-}
-
-// Norm, gate, both or neither taken along, against double precision of the same fp16 input.
-void TestFused(const DeviceLimits& limits, int64_t rows, int64_t in, int64_t out) {
-  const std::string name =
-      std::to_string(rows) + " rows, " + std::to_string(in) + " -> 2 x " + std::to_string(out);
-  const float epsilon = 1e-5f;
-  const std::vector<float> x = RandomFloats(rows * in, 7, 1), norm = RandomFloats(in, 2, 2);
-  const std::vector<uint16_t> gate = RandomHalves(out * in, 0.1f, 3), up = RandomHalves(out * in, 0.5f, 4);
-  std::vector<double> input(rows * in);
-  std::vector<uint16_t> rounded(rows * in);
-  for (int64_t r = 0; r < rows; ++r) {
-    double sum = 0;
-    for (int64_t k = 0; k < in; ++k) sum += double{x[r * in + k]} * x[r * in + k];
-    for (int64_t k = 0; k < in; ++k) {
-      const size_t i = r * in + k;
-      rounded[i] = FloatToHalf(static_cast<float>(x[i] / std::sqrt(sum / in + epsilon) * norm[k]));
-      input[i] = HalfToFloat(rounded[i]);
-    }
-  }
-  const auto product = [&](const std::vector<uint16_t>& w, int64_t r, int64_t n) {
-    double sum = 0;
-    for (int64_t k = 0; k < in; ++k) sum += HalfToFloat(w[n * in + k]) * input[r * in + k];
-    return sum;
-  };
-  std::vector<double> expected[2], inner;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t n = 0; n < out; ++n) {
-      const double g = product(gate, r, n), u = product(up, r, n);
-      expected[0].push_back(g);
-      expected[1].push_back(u);
-      inner.push_back(g / (1 + std::exp(-g)) * u / kInnerScale);
-    }
-  }
-  const auto error = [&](const std::vector<double>& reference, const auto& at) {
-    double square = 0, size = 0;
-    for (size_t i = 0; i < reference.size(); ++i) {
-      const double difference = at(i) - reference[i];
-      square += std::isfinite(difference) ? difference * difference : 1e30;
-      size += reference[i] * reference[i];
-    }
-    return std::sqrt(square / size);
-  };
-  const DeviceArray<float> dx(x), dnorm(norm);
-  const DeviceArray<uint16_t> dgate(gate), dup(up), drounded(rounded);
-  DeviceArray<float> y[2] = {DeviceArray<float>(rows * out), DeviceArray<float>(rows * out)};
-  DeviceArray<uint16_t> dinner(rows * out);
-  MatMul matmul(limits.processors);
-  for (int fused = 0; fused < 4; ++fused) {
-    const bool normed = fused & 1, gated = fused & 2;
-    if (normed && !MatMul::CanNormalise(rows, in)) continue;
-    y[0].Fill(0xff), y[1].Fill(0xff), dinner.Fill(0xff);
-    const MatMulItem items[2] = {{dgate.data(), nullptr, y[0].data(), out, out, 1, false},
-                                 {dup.data(), nullptr, y[1].data(), out, out, 1, false}};
-    GemvCall call;
-    call.items = items;
-    call.rows = rows;
-    call.in = in;
-    if (normed) {
-      call.x = dx.data();
-      call.norm_weight = dnorm.data();
-      call.epsilon = epsilon;
-    } else {
-      call.x_hi = drounded.data();
-    }
-    call.inner = gated ? dinner.data() : nullptr;
-    Require(matmul.RunFused(call, true, nullptr), name.c_str());
-    const std::string what = name + (normed ? ", norm" : "") + (gated ? ", gate: " : ": ");
-    if (gated) {  // rounding to fp16 alone: 2.1e-4 (2^-11 / sqrt 6 and a bit)
-      const std::vector<uint16_t> result = dinner.Download();
-      const double e = error(inner, [&](size_t i) { return HalfToFloat(result[i]); });
-      Check(e <= 3e-4, what + std::to_string(e));
-      continue;
-    }
-    for (int i = 0; i < 2; ++i) {  // a few of the norm's roundings fall to the other side
-      const std::vector<float> result = y[i].Download();
-      const double e = error(expected[i], [&](size_t at) { return result[at]; });
-      Check(e <= (normed ? 4 : 1) * kTolerance, what + std::to_string(e));
-    }
-  }
 }
 
 // A feed-forward in a captured graph whose kernels overlap gives the bits of kernels run one at a time, also
 // for inputs that change between replays.
-void TestCapturedChain(const DeviceLimits& limits, int64_t rows, bool fused) {
+void TestCapturedChain(const DeviceLimits& limits, int64_t rows) {
   constexpr int64_t kHidden = 512, kInner = 1376, kLayers = 6;
   MatMul matmul(limits.processors);
   const DeviceArray<uint16_t> gate(RandomHalves(kInner * kHidden, 0.05f, 1)),
@@ -341,22 +259,10 @@ void TestCapturedChain(const DeviceLimits& limits, int64_t rows, bool fused) {
     for (int layer = 0; layer < kLayers; ++layer) {
       const MatMulItem first[2] = {{gate.data(), nullptr, g.data(), kInner, kInner, 1, false},
                                    {up.data(), nullptr, u.data(), kInner, kInner, 1, false}};
-      if (fused) {
-        GemvCall call;
-        call.items = first;
-        call.rows = rows;
-        call.in = kHidden;
-        call.x = x.data();
-        call.norm_weight = norm.data();
-        call.epsilon = 1e-6f;
-        call.inner = inner.data();
-        step(matmul.RunFused(call, early, stream));
-      } else {
-        step(LaunchRmsNorm(x.data(), norm.data(), 1e-6f, rows, kHidden, h.data(), nullptr, nullptr, early,
-                           stream));
-        step(matmul.Run(first, h.data(), nullptr, rows, kHidden, early, stream));
-        step(LaunchSiluMul(g.data(), u.data(), rows * kInner, inner.data(), nullptr, early, stream));
-      }
+      step(LaunchRmsNorm(x.data(), norm.data(), 1e-6f, rows, kHidden, h.data(), nullptr, nullptr, early,
+                         stream));
+      step(matmul.Run(first, h.data(), nullptr, rows, kHidden, early, stream));
+      step(LaunchSiluMul(g.data(), u.data(), rows * kInner, inner.data(), nullptr, early, stream));
       const MatMulItem second = {down.data(), nullptr, x.data(), kHidden, kHidden, kInnerScale, true};
       step(matmul.Run({&second, 1}, inner.data(), nullptr, rows, kInner, early, stream));
     }
@@ -460,18 +366,9 @@ void TestUpload(bool quick) {
 void Run(const DeviceLimits& limits, bool quick) {
   TestProducts(limits, quick);
   TestRefusals(limits);
-  TestFused(limits, 1, 576, 40);
-  TestFused(limits, 3, 96, 17);
-  TestFused(limits, 8, 512, 64);
-  TestFused(limits, 5, 904, 33);
-  TestCapturedChain(limits, 1, false);
-  TestCapturedChain(limits, 1, true);
+  TestCapturedChain(limits, 1);
   if (!quick) {
-    TestFused(limits, 1, 4096, 4300);
-    TestFused(limits, 2, 2048, 2200);
-    TestFused(limits, 7, 4096, 300);
-    for (int64_t rows : {8, 16, 24}) TestCapturedChain(limits, rows, false);
-    TestCapturedChain(limits, 8, true);
+    for (int64_t rows : {8, 16, 24}) TestCapturedChain(limits, rows);
   }
   TestUpload(quick);
 }
