@@ -1,6 +1,7 @@
 // A thread owns one frequency block (two channels) of a row and walks over heads: it computes the angle once.
 // Angles are integers of 2^-64 turns, so that position * step wraps exactly; what is left is one rounding of
 // a fraction of a turn to fp32.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
