@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Runs the GPU tests and the benchmarks on this machine, and writes bench/results/attention.json and e2e.json.
-#   scripts/gpu_test.sh [--build FOLDER] [--out FOLDER] [--sanitize] [--attention-only]
-# --build holds the programs cuda_*_test, blockgtq-bench-attention and blockgtq (default: build-gpu, configured and
-# built here with nvcc when it is missing). A bare GPU machine needs no library of the project for the first two if
-# they were built elsewhere, but cuDNN 9: where the loader does not find one, PyTorch's is used. --out: where results
-# go instead of bench/results. --sanitize adds compute-sanitizer's memcheck and racecheck on the quick cases.
-# --attention-only leaves the end-to-end benchmark out (bench/gpu_e2e.py: minutes, and models of 6 to 16 GB in /tmp).
+# Runs the GPU tests and benchmarks on this machine, and writes attention.json, e2e.json and gpu_models.json.
+#   scripts/gpu_test.sh [--build FOLDER] [--out FOLDER] [--sanitize] [--only tests,attention,models,e2e]
+# --build FOLDER  holds the programs cuda_*_test, blockgtq-bench-attention and blockgtq (default: build-gpu, configured
+#                 and built here with nvcc when it is missing). A bare GPU machine needs no library of the project when
+#                 scripts/gpu_pack.sh filled the folder elsewhere, but cuDNN 9: where the loader does not find one,
+#                 PyTorch's is used
+# --out FOLDER    of the result files (default: bench/results)
+# --sanitize      compute-sanitizer's memcheck and racecheck on the quick cases too
+# --only LIST     tests; attention: packed attention beside cuDNN; models: real models beside the CPU, those that are in
+#                 BGTQ_MODELS; e2e: shapes with random weights (numpy, 16 GB of disk, minutes)
 # BGTQ_COMMIT names the commit where the tree came without its history.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -13,17 +16,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 build="$repo_root/build-gpu"
 out="$repo_root/bench/results"
-sanitize='' attention_only=''
+sanitize=''
+only=tests,attention,models,e2e
 while (($#)); do
   case $1 in
     --build) build=${2:?--build needs a folder}; shift 2 ;;
     --out) out=${2:?--out needs a folder}; shift 2 ;;
     --sanitize) sanitize=1; shift ;;
-    --attention-only) attention_only=1; shift ;;
+    --only) only=${2:?--only needs a list}; shift 2 ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown option $1 (see --help)" ;;
   esac
 done
+
+# wants PART: whether --only names it.
+wants() { [[ ,$only, == *,$1,* ]]; }
 
 bench=$build/blockgtq-bench-attention
 if [[ ! -x $bench ]] || ! compgen -G "$build/cuda_*_test" > /dev/null; then
@@ -53,7 +60,10 @@ find_library libcudnn.so.9
 find_library libcudart.so.13
 find_library libcublasLt.so.13
 
+if [[ -d $build/lib ]]; then export LD_LIBRARY_PATH="$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; fi
+
 for program in "$build"/cuda_*_test; do
+  wants tests || break
   say "$(basename "$program")"
   status=0
   "$program" || status=$?
@@ -70,15 +80,19 @@ for program in "$build"/cuda_*_test; do
   fi
 done
 
-say "attention benchmark"
 mkdir -p "$out"
 BGTQ_COMMIT=${BGTQ_COMMIT:-$(git -C "$repo_root" rev-parse HEAD 2> /dev/null || echo unknown)}
 export BGTQ_COMMIT
-"$bench" --commit "$BGTQ_COMMIT" --out "$out/attention.json"
-say "wrote $out/attention.json"
-
-if [[ $attention_only ]]; then exit 0; fi
-"$build/blockgtq" --help > /dev/null || die "$build/blockgtq does not start: no end-to-end benchmark"
-say "end to end"
-python3 "$repo_root/bench/gpu_e2e.py" --binary "$build/blockgtq" --out "$out/e2e.json"
-say "wrote $out/e2e.json"
+if wants attention; then
+  say "attention"
+  "$bench" --commit "$BGTQ_COMMIT" --out "$out/attention.json"
+fi
+if wants models; then
+  say "real models"
+  python3 "$repo_root/bench/gpu_models.py" --binary "$build/blockgtq" -o "$out/gpu_models.json"
+fi
+if wants e2e; then
+  say "end to end"
+  python3 "$repo_root/bench/gpu_e2e.py" --binary "$build/blockgtq" -o "$out/e2e.json"
+fi
+say "results are in $out"
