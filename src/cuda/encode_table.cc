@@ -17,7 +17,8 @@ Status Unsupported(size_t head, int kv_heads, const std::string& what) {
                                              ", KV head " + std::to_string(head % kv_heads) + " " + what);
 }
 
-bool HasNearestCentroids(const GroupPlan& group) { return group.code_width != group.width; }
+// Lloyd-Max codes of 6 and 7 bits in containers of 8.
+bool IsContained(const GroupPlan& group) { return group.code_width != group.width; }
 
 Status CheckHead(const HeadPlan& plan, size_t h, int kv_heads) {
   const auto unsupported = [&](const std::string& what) { return Unsupported(h, kv_heads, what); };
@@ -35,8 +36,7 @@ Status CheckHead(const HeadPlan& plan, size_t h, int kv_heads) {
     return unsupported("has " + std::to_string(plan.key_units()) +
                        " key units, more than twice the head dim");
   }
-  if (HasNearestCentroids(plan.value) ||
-      std::any_of(plan.groups.begin(), plan.groups.end(), HasNearestCentroids)) {
+  if (IsContained(plan.value) || std::any_of(plan.groups.begin(), plan.groups.end(), IsContained)) {
     return unsupported("has codes of 6 or 7 bits; the encoder has 1, 2, 3, 4, 5 and 8: use another recipe");
   }
   return Status::Ok();
@@ -64,7 +64,7 @@ void AppendUnit(const std::vector<float>& transform, int head_dim, int unit, flo
 int KeyColumn(int column, int tile) { return 4 * (column >> 1) + 2 * tile + (column & 1); }
 int ValueColumn(int column, int tile) { return column + 8 * tile; }
 
-// Fragments of one group and its description but for the factor's sign of scale.
+// Appends one group's fragments, scaled for fp16, and describes it.
 template <typename DimOf>
 EncodeGroup AppendGroup(const GroupPlan& plan, const std::vector<float>& transform, int head_dim, int codes,
                         int norms, DimOf dim_of, uint16_t* fragments) {
@@ -84,7 +84,7 @@ EncodeGroup AppendGroup(const GroupPlan& plan, const std::vector<float>& transfo
 float HalfScale(std::span<const float> values) {
   float largest = 0;
   for (float v : values) largest = std::max(largest, std::fabs(v));
-  return largest > 0 ? std::ldexp(1.0f, 8 - std::ilogb(largest) - 1) : 1.0f;
+  return largest > 0 ? std::ldexp(1.0f, 7 - std::ilogb(largest)) : 1.0f;
 }
 
 std::vector<float> SlotRotations(const RopeConfig& config) {
