@@ -3,8 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <string>
+
+#include "src/codec/head_builder.h"
 
 namespace blockgtq {
 
@@ -16,16 +17,31 @@ Result<HeadPlan> PlanUniform(const HeadCalibration& calibration, const RecipeOpt
                              int kv_head);
 
 std::span<const Recipe> Recipes() {
-  static constexpr std::array<Recipe, 5> kRecipes = {{
+  static constexpr Recipe kRecipes[] = {
       {"aligned", "mean removed, blocks equalised, exact allocation in whole units, 8-bit norms (default)",
        CacheKind::kPacked, PlanAligned},
       {"paper", "Block-GTQ as published: greedy widths 1..8 by block energy, fp16 norms", CacheKind::kPacked,
        PlanPaper},
       {"uniform", "TQ-MSE: one width and one rotation for the whole head, fp16 norms", CacheKind::kPacked,
        PlanUniform},
-      {"fp16", "uncompressed half precision", CacheKind::kHalf, nullptr},
-      {"fp32", "uncompressed single precision", CacheKind::kFloat, nullptr},
-  }};
+      {"fp16", "uncompressed half precision", CacheKind::kHalf},
+      {"fp32", "uncompressed single precision", CacheKind::kFloat},
+      {.name = "sim:aligned",
+       .summary = "aligned, simulated",
+       .kind = CacheKind::kSimulated,
+       .twin_of = "aligned",
+       .calibrated = true},
+      {.name = "sim:paper",
+       .summary = "paper, simulated",
+       .kind = CacheKind::kSimulated,
+       .twin_of = "paper",
+       .calibrated = true},
+      {.name = "sim:uniform",
+       .summary = "uniform, simulated",
+       .kind = CacheKind::kSimulated,
+       .twin_of = "uniform",
+       .calibrated = true},
+  };
   return kRecipes;
 }
 
@@ -37,6 +53,73 @@ Result<const Recipe*> FindRecipe(std::string_view name) {
     known += recipe.name;
   }
   return Status(ErrorCode::kNotFound, fmt::format("no recipe is named '{}'; known: {}", name, known));
+}
+
+namespace {
+
+Status CheckInput(const Recipe& recipe, bool calibrated, const SimulationInput& input) {
+  const size_t heads = static_cast<size_t>(input.layers) * static_cast<size_t>(input.kv_heads);
+  if (input.rope == nullptr || input.layers < 1 || input.kv_heads < 1) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("recipe {}: simulation of {} layers and {} KV heads{}: give a model", recipe.name,
+                    input.layers, input.kv_heads, input.rope == nullptr ? " without a RoPE" : ""));
+  }
+  if (input.calibration.size() != heads && (calibrated || !input.calibration.empty())) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("recipe {}: {} heads were calibrated, the model has {}", recipe.name,
+                              input.calibration.size(), heads));
+  }
+  for (const HeadCalibration& calibration : input.calibration) {
+    BGTQ_RETURN_IF_ERROR(CheckCalibration(calibration));
+    const int dim = static_cast<int>(calibration.statistics.key_mean.size());
+    if (dim != input.rope->config().head_dim) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("recipe {}: a head was calibrated at head dim {}, the model has {}",
+                                recipe.name, dim, input.rope->config().head_dim));
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<std::unique_ptr<const SimulatedHead>>> SimulatePlans(const Recipe& packed,
+                                                                        const SimulationInput& input,
+                                                                        const RecipeOptions& options) {
+  std::vector<std::unique_ptr<const SimulatedHead>> heads;
+  for (int layer = 0; layer < input.layers; ++layer) {
+    for (int kv_head = 0; kv_head < input.kv_heads; ++kv_head) {
+      BGTQ_ASSIGN_OR_RETURN(
+          const HeadPlan plan,
+          packed.plan_head(input.calibration[static_cast<size_t>(layer) * input.kv_heads + kv_head], options,
+                           layer, kv_head));
+      heads.push_back(SimulatePlannedHead(plan, input.rope));
+    }
+  }
+  return heads;
+}
+
+}  // namespace
+
+Result<SimulatedHeads> Simulate(const Recipe& recipe, const SimulationInput& input,
+                                const RecipeOptions& options) {
+  const Recipe* packed = &recipe;
+  if (!recipe.twin_of.empty()) {
+    BGTQ_ASSIGN_OR_RETURN(packed, FindRecipe(recipe.twin_of));
+  }
+  if (packed->plan_head == nullptr && recipe.simulate == nullptr) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("recipe {}: keeps an uncompressed cache, there is nothing to simulate", recipe.name));
+  }
+  BGTQ_RETURN_IF_ERROR(CheckInput(recipe, packed->plan_head != nullptr || recipe.calibrated, input));
+  SimulatedHeads simulated{
+      std::string(recipe.name), input.layers, input.kv_heads, input.rope->config().head_dim, {}};
+  if (recipe.simulate != nullptr) {
+    BGTQ_ASSIGN_OR_RETURN(simulated.heads, recipe.simulate(input, options));
+  } else {
+    BGTQ_ASSIGN_OR_RETURN(simulated.heads, SimulatePlans(*packed, input, options));
+  }
+  return simulated;
 }
 
 }  // namespace blockgtq

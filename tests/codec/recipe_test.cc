@@ -45,9 +45,11 @@ TEST(Recipe, RegistryHasTheDocumentedRows) {
   for (const Recipe& recipe : Recipes()) {
     names.push_back(recipe.name);
     EXPECT_EQ(recipe.kind == CacheKind::kPacked, recipe.plan_head != nullptr);
+    EXPECT_EQ(recipe.kind == CacheKind::kSimulated, !recipe.twin_of.empty() || recipe.simulate != nullptr);
     EXPECT_FALSE(recipe.summary.empty());
   }
-  EXPECT_EQ(names, (std::vector<std::string_view>{"aligned", "paper", "uniform", "fp16", "fp32"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"aligned", "paper", "uniform", "fp16", "fp32",
+                                                  "sim:aligned", "sim:paper", "sim:uniform"}));
   const Result<const Recipe*> unknown = FindRecipe("alinged");
   EXPECT_EQ(unknown.status().code(), ErrorCode::kNotFound);
   EXPECT_NE(unknown.status().message().find("aligned, paper, uniform, fp16, fp32"), std::string::npos);
