@@ -6,36 +6,9 @@
 #include <algorithm>
 #include <array>
 
+#include "src/eval/svg.h"
+
 namespace blockgtq {
-namespace {
-
-// One colour a width 1..8, dark (few bits) to light (many): the viridis scale, readable without colour
-// vision.
-constexpr std::array<const char*, 9> kColours = {"",        "#440154", "#46327e", "#365c8d", "#277f8e",
-                                                 "#1fa187", "#4ac16d", "#a0da39", "#fde725"};
-
-struct Layout {
-  double left = 74, top = 62, cell_width, cell_height, gap = 3;
-};
-
-std::string Escaped(const std::string& text) {
-  std::string out;
-  for (char c : text) {
-    if (c == '<' || c == '>' || c == '&' || static_cast<unsigned char>(c) < 0x20) {
-      out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : " ";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
-std::string Text(double x, double y, const char* anchor, int size, const std::string& text) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\">{}</text>\n", x, y,
-                     anchor, size, Escaped(text));
-}
-
-}  // namespace
 
 std::vector<int> BlockWidths(const HeadPlan& head) {
   const int blocks = head.head_dim / 2;
@@ -52,21 +25,26 @@ std::vector<int> BlockWidths(const HeadPlan& head) {
 }
 
 std::string PlanPicture(const Plan& plan) {
+  constexpr double kLeft = 74, kTop = 62, kGap = 3, kLegendStep = 92;
   const ModelFingerprint& m = plan.model;
   const int blocks = m.head_dim / 2, rows = m.layers * m.kv_heads;
-  Layout layout;
-  layout.cell_width = std::clamp(640.0 / blocks, 6.0, 20.0);
-  layout.cell_height = std::clamp(720.0 / rows, 4.0, 14.0);
-  const double plot_width = blocks * layout.cell_width;
-  const double plot_height = rows * layout.cell_height + (m.layers - 1) * layout.gap;
-  const double width = layout.left + plot_width + 30, height = layout.top + plot_height + 92;
-  std::string cells, labels;
+  const double cell_width = std::clamp(640.0 / blocks, 6.0, 20.0),
+               cell_height = std::clamp(720.0 / rows, 4.0, 14.0);
+  const double plot_width = blocks * cell_width;
+  const double plot_height = rows * cell_height + (m.layers - 1) * kGap;
+  SvgCanvas canvas(std::max(kLeft + plot_width + 30, kLeft + kLegendStep * 6), kTop + plot_height + 92);
+  canvas.Text({kLeft, 26},
+              fmt::format("Key bits by RoPE block: {}, K{:g}V{:g}", plan.recipe, plan.k_bits, plan.v_bits),
+              {.size = 16});
+  canvas.Text({kLeft, 46},
+              fmt::format("{}, {} layers x {} KV heads, {:.1f} stored bytes a token a head", m.architecture,
+                          m.layers, m.kv_heads, plan.bytes_per_token_per_head()));
   std::array<int, 9> counts{};
   for (int l = 0; l < m.layers; ++l) {
-    const double layer_top = layout.top + l * (m.kv_heads * layout.cell_height + layout.gap);
+    const double layer_top = kTop + l * (m.kv_heads * cell_height + kGap);
     if (l % 5 == 0 || m.layers <= 12) {
-      labels += Text(layout.left - 8, layer_top + m.kv_heads * layout.cell_height / 2 + 4, "end", 11,
-                     fmt::format("layer {}", l));
+      canvas.Text({kLeft - 8, layer_top + m.kv_heads * cell_height / 2 + 4}, fmt::format("layer {}", l),
+                  {.size = 11, .anchor = SvgAnchor::kEnd});
     }
     for (int h = 0; h < m.kv_heads; ++h) {
       const std::vector<int> widths = BlockWidths(plan.head(l, h));
@@ -76,41 +54,27 @@ std::string PlanPicture(const Plan& plan) {
         const int w = std::clamp(widths[static_cast<size_t>(b)], 0, 8);
         counts[static_cast<size_t>(w)] += end - b;
         if (w > 0) {
-          cells += fmt::format(
-              "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"/>\n",
-              layout.left + b * layout.cell_width, layer_top + h * layout.cell_height,
-              (end - b) * layout.cell_width, layout.cell_height - 0.6, kColours[static_cast<size_t>(w)]);
+          canvas.Rect(kLeft + b * cell_width, layer_top + h * cell_height, (end - b) * cell_width,
+                      cell_height - 0.6, SvgWidthColour(w));
         }
         b = end;
       }
     }
   }
-  std::string legend;
-  double x = layout.left;
-  const double legend_y = layout.top + plot_height + 50;
+  double x = kLeft;
+  const double legend_y = kTop + plot_height + 50;
   for (int w = 1; w <= 8; ++w) {
     if (counts[static_cast<size_t>(w)] == 0) continue;
     const double share = 100.0 * counts[static_cast<size_t>(w)] / (static_cast<double>(rows) * blocks);
-    legend += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x,
-                          legend_y, kColours[static_cast<size_t>(w)]);
-    legend += Text(x + 19, legend_y + 11.5, "start", 12,
-                   fmt::format("{} bit{}, {:.0f}%", w, w == 1 ? "" : "s", share));
-    x += 92;
+    canvas.Rect(x, legend_y, 14, 14, SvgWidthColour(w));
+    canvas.Text({x + 19, legend_y + 11.5}, fmt::format("{} bit{}, {:.0f}%", w, w == 1 ? "" : "s", share));
+    x += kLegendStep;
   }
-  const double axis_y = layout.top + plot_height + 22;
-  return fmt::format(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
-             "height=\"{1:.0f}\" font-family=\"Helvetica, Arial, sans-serif\" fill=\"#222\">\n"
-             "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-             std::max(width, layout.left + 92 * 6.0), height) +
-         Text(layout.left, 26, "start", 16,
-              fmt::format("Key bits by RoPE block: {}, K{:g}V{:g}", plan.recipe, plan.k_bits, plan.v_bits)) +
-         Text(layout.left, 46, "start", 12,
-              fmt::format("{}, {} layers x {} KV heads, {:.1f} stored bytes a token a head", m.architecture,
-                          m.layers, m.kv_heads, plan.bytes_per_token_per_head())) +
-         cells + labels + Text(layout.left, axis_y, "start", 11, "fast: block 0") +
-         Text(layout.left + plot_width, axis_y, "end", 11, fmt::format("slow: block {}", blocks - 1)) +
-         legend + "</svg>\n";
+  const double axis_y = kTop + plot_height + 22;
+  canvas.Text({kLeft, axis_y}, "fast: block 0", {.size = 11});
+  canvas.Text({kLeft + plot_width, axis_y}, fmt::format("slow: block {}", blocks - 1),
+              {.size = 11, .anchor = SvgAnchor::kEnd});
+  return canvas.Document();
 }
 
 }  // namespace blockgtq
