@@ -44,6 +44,13 @@ class PlannedHead : public SimulatedHead {
   }
 
   double bytes_per_token() const override { return static_cast<double>(layout_.bytes) / kPageTokens; }
+  double key_bytes_per_token() const override {
+    double bytes = 0;
+    for (const GroupPlan& group : plan_.groups)
+      bytes += static_cast<double>(group.units * UnitBytes(group.width)) / kPageTokens +
+               (plan_.norm_type == NormType::kHalf ? 2 : 1);
+    return bytes;
+  }
 
  private:
   size_t dim() const { return static_cast<size_t>(plan_.head_dim); }

@@ -39,6 +39,9 @@ class SimulatedHead {
 
   /// Stored bytes of a token, K + V, on average: norms, scales and zero points included.
   virtual double bytes_per_token() const = 0;
+  /// The keys' part of it (without a record's rounding to 16 bytes): what `diagnose` states beside figures of
+  /// keys alone.
+  virtual double key_bytes_per_token() const = 0;
   /// Tokens that are coded together: 1, or a number that divides a page's 64.
   virtual int token_unit() const { return 1; }
   /// Earlier tokens that decide how a token is coded (ranges that lag behind).
