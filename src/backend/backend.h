@@ -128,6 +128,9 @@ class Backend {
   /// Tokens of a prompt that it likes to have in one pass.
   virtual int64_t prompt_batch() const = 0;
 
+  /// Whether attention over caches of kind kSimulated is there.
+  virtual bool has_simulated_caches() const { return false; }
+
   /// Prepares attention over `cache`, which must outlive the binding; `rope` is how positions rotate.
   /// Errors: kUnsupported when this backend has no kernel for the plan (names what).
   virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -30,7 +31,7 @@ Status CheckOptions(const CacheGeometry& geometry, const CacheOptions& options) 
     return Invalid(
         fmt::format("KV cache: capacity of {} tokens: give a number from 1 up", options.max_tokens));
   }
-  if (options.kind != CacheKind::kPacked) return Status::Ok();
+  if (options.kind != CacheKind::kPacked && options.kind != CacheKind::kSimulated) return Status::Ok();
   if (options.sinks < 0 || options.sinks > kMaxSinks) {
     return Invalid(fmt::format("KV cache: {} sinks: give 0 to {}", options.sinks, kMaxSinks));
   }
@@ -59,6 +60,35 @@ Status CheckPlan(const CacheGeometry& geometry, const Plan* plan) {
   return Status::Ok();
 }
 
+Status CheckSimulated(const CacheGeometry& geometry, const CacheOptions& options) {
+  const SimulatedHeads* simulated = options.simulated.get();
+  if (simulated == nullptr) return Invalid("KV cache: the simulated kind needs simulated heads");
+  if (simulated->layers != geometry.layers || simulated->kv_heads != geometry.kv_heads ||
+      simulated->head_dim != geometry.head_dim ||
+      simulated->heads.size() != static_cast<size_t>(geometry.layers) * geometry.kv_heads) {
+    return Status(
+        ErrorCode::kMismatch,
+        fmt::format(
+            "KV cache: recipe {} is simulated for {} layers, {} KV heads and head dim {}, the model has "
+            "{}, {} and {}",
+            simulated->recipe, simulated->layers, simulated->kv_heads, simulated->head_dim, geometry.layers,
+            geometry.kv_heads, geometry.head_dim));
+  }
+  const int unit = simulated->token_unit();
+  if (unit < 1 || kPageTokens % unit != 0) {
+    return Invalid(
+        fmt::format("KV cache: recipe {} codes {} tokens together, which does not divide a page of {}",
+                    simulated->recipe, unit, kPageTokens));
+  }
+  if (unit > 1 && options.recent < unit) {
+    return Invalid(
+        fmt::format("KV cache: recipe {} codes {} tokens together and keeps those of an unfinished group "
+                    "exactly: give --recent {} or more",
+                    simulated->recipe, unit, unit));
+  }
+  return Status::Ok();
+}
+
 // Bytes of an exact tile, or -1 when they do not fit.
 int64_t TileBytes(bool half, int head_dim, int tile_tokens) {
   return CheckedMultiply(int64_t{2} * (half ? 2 : 4) * tile_tokens, head_dim);
@@ -77,6 +107,7 @@ KvCache::Impl::TileRange KvCache::Impl::WindowRange(const SequenceState& state) 
 }
 
 Status KvCache::Impl::EraseCodes(int32_t block, int first_slot) {
+  if (!packed()) return Status::Ok();  // simulated: tokens past coded_end are never read
   std::vector<std::byte> bytes(static_cast<size_t>(pool.block_bytes()));
   BGTQ_RETURN_IF_ERROR(memory().Read(bytes.data(), pool.Page(0, block), pool.block_bytes()));
   for (int layer = 0; layer < geometry.layers; ++layer) {
@@ -139,9 +170,13 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
   if (capacity < 0 || heads > std::numeric_limits<int32_t>::max()) return too_large;
   impl.options.max_tokens = capacity;
 
-  if (impl.packed()) {
-    BGTQ_RETURN_IF_ERROR(CheckPlan(geometry, plan));
-    impl.plan = plan;
+  if (impl.coded()) {
+    if (impl.packed()) {
+      BGTQ_RETURN_IF_ERROR(CheckPlan(geometry, plan));
+      impl.plan = plan;
+    } else {
+      BGTQ_RETURN_IF_ERROR(CheckSimulated(geometry, options));
+    }
     impl.sink_tile_tokens = (options.sinks + kSinkUnit - 1) / kSinkUnit * kSinkUnit;
     if (options.recent > 0) {
       // At most recent + 64 tokens are exact, from the start of a page (or later in it) on.
@@ -158,6 +193,7 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
   } else {
     impl.options.sinks = impl.options.recent = 0;  // every token is exact anyway
   }
+  if (options.kind != CacheKind::kSimulated) impl.options.simulated = nullptr;
 
   std::vector<int64_t> page_bytes(geometry.layers, 0);
   for (int layer = 0; layer < geometry.layers; ++layer) {
@@ -170,6 +206,8 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
           return Invalid(
               fmt::format("KV cache: the plan stores nothing for layer {}, KV head {}", layer, head));
         }
+      } else if (impl.coded()) {
+        bytes = CheckedMultiply(2, TileBytes(false, geometry.head_dim, kPageTokens));
       } else {
         bytes = TileBytes(options.kind == CacheKind::kHalf, geometry.head_dim, kPageTokens);
       }
@@ -204,7 +242,7 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool
         fmt::format("KV cache: fork of {} tokens from a sequence of {}", tokens, from.state.length));
   }
   const SequenceState state{tokens, std::min(from.state.coded_end, tokens)};
-  const int64_t final_tokens = impl.packed() ? state.coded_end : tokens;  // those whose page bytes are final
+  const int64_t final_tokens = impl.coded() ? state.coded_end : tokens;  // those whose page bytes are final
   const int64_t shared = share ? final_tokens / kPageTokens : 0;
   const int64_t own = PagesOf(tokens) - shared;
   if (own > impl.pool.free_blocks()) {
@@ -226,13 +264,13 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool
       to.blocks.push_back(impl.pool.Allocate());
       if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
       BGTQ_RETURN_IF_ERROR(impl.pool.Copy(from.blocks[page], to.blocks.back()));
-      if (impl.packed() && final_tokens < (page + 1) * kPageTokens) {
+      if (impl.coded() && final_tokens < (page + 1) * kPageTokens) {
         BGTQ_RETURN_IF_ERROR(impl.EraseCodes(to.blocks.back(), static_cast<int>(final_tokens % kPageTokens)));
       }
     }
     return impl.CopyExact(from, to);
   };
-  const Status filled = fill();
+  Status filled = fill();
   if (filled.ok()) return id;
   RemoveSequence(id);
   return filled;
@@ -242,8 +280,8 @@ Status KvCache::InsertCopies(SequenceId id, int64_t pages) {
   Impl& impl = *impl_;
   Impl::Sequence& sequence = impl.At(id);
   SequenceState& state = sequence.state;
-  const int64_t whole = (impl.packed() ? state.coded_end : state.length) / kPageTokens;
-  const bool ends_inside = impl.packed() && state.coded_end % kPageTokens != 0;
+  const int64_t whole = (impl.coded() ? state.coded_end : state.length) / kPageTokens;
+  const bool ends_inside = impl.coded() && state.coded_end % kPageTokens != 0;
   if (pages < 0 || whole == 0 || ends_inside || pages % std::max(impl.window_tiles, 1) != 0) {
     return Invalid(
         fmt::format("KV cache: {} copies of a sequence's {} whole coded pages{}: the number must be a "
@@ -258,14 +296,14 @@ Status KvCache::InsertCopies(SequenceId id, int64_t pages) {
   std::vector<int32_t> copies;
   for (int64_t page = 0; page < pages; ++page) {
     copies.push_back(impl.pool.Allocate());
-    const Status copied = impl.pool.Copy(sequence.blocks[static_cast<size_t>(page % whole)], copies.back());
+    Status copied = impl.pool.Copy(sequence.blocks[static_cast<size_t>(page % whole)], copies.back());
     if (copied.ok()) continue;
     impl.pool.Release(copies);
     return copied;
   }
   sequence.blocks.insert(sequence.blocks.begin() + whole, copies.begin(), copies.end());
   state.length += pages * kPageTokens;
-  if (impl.packed()) state.coded_end += pages * kPageTokens;
+  if (impl.coded()) state.coded_end += pages * kPageTokens;
   return Status::Ok();
 }
 
@@ -275,7 +313,7 @@ Status KvCache::Reserve(SequenceId id, int64_t tokens) {
   if (tokens < 0) return Invalid(fmt::format("KV cache: room for {} tokens asked", tokens));
   const int64_t pages = static_cast<int64_t>(sequence.blocks.size());
   const int64_t first_written =
-      (impl.packed() ? sequence.state.coded_end : sequence.state.length) / kPageTokens;
+      (impl.coded() ? sequence.state.coded_end : sequence.state.length) / kPageTokens;
   int64_t copies = 0;
   for (int64_t page = first_written; page < pages; ++page) {
     copies += impl.pool.references(sequence.blocks[page]) > 1;
@@ -310,7 +348,7 @@ void KvCache::Commit(SequenceId id, int64_t tokens, int64_t coded_end) {
   SequenceState& state = sequence.state;
   assert(tokens >= 0 && PagesOf(state.length + tokens) <= static_cast<int64_t>(sequence.blocks.size()));
   assert(coded_end >= state.coded_end && coded_end <= state.length + tokens);
-  assert(impl_->packed() || coded_end == 0);
+  assert(impl_->coded() || coded_end == 0);
   state.length += tokens;
   state.coded_end = coded_end;
 }
@@ -380,8 +418,11 @@ std::span<const int32_t> KvCache::blocks(SequenceId sequence) const { return imp
 std::byte* KvCache::exact_base(SequenceId sequence) const { return impl_->At(sequence).exact.data(); }
 
 int64_t KvCache::SequenceBytes(SequenceId sequence) const {
-  return static_cast<int64_t>(impl_->At(sequence).blocks.size()) * impl_->pool.block_bytes() +
-         impl_->exact_bytes;
+  const int64_t pages = static_cast<int64_t>(impl_->At(sequence).blocks.size());
+  if (impl_->options.simulated == nullptr) return pages * impl_->pool.block_bytes() + impl_->exact_bytes;
+  const double page = impl_->options.simulated->bytes_per_token_per_head() * kPageTokens *
+                      static_cast<double>(impl_->options.simulated->heads.size());
+  return std::llround(static_cast<double>(pages) * page) + impl_->exact_bytes;
 }
 
 int64_t KvCache::HalfBytes(int64_t tokens) const {

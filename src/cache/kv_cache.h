@@ -5,8 +5,9 @@
 // Life of a token of a packed sequence: it is stored exactly in its window tile; when its page leaves the
 // window the backend encodes the page's tokens [coded_end, page end) into the page's records and moves
 // coded_end. So tokens [0, coded_end) are codes, [coded_end, length) are exact, and [0, sinks) are exact as
-// well as coded. With recent = 0 every token is encoded as it is appended. Uncompressed kinds keep every
-// token exact in its page; coded_end stays 0.
+// well as coded. With recent = 0 every token is encoded as it is appended. A simulated sequence lives the
+// same life, with what its codes would read as in place of records. Uncompressed kinds keep every token exact
+// in its page; coded_end stays 0.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +21,7 @@
 #include "src/cache/cache_memory.h"
 #include "src/codec/plan.h"
 #include "src/codec/recipe.h"
+#include "src/codec/simulated.h"
 
 namespace blockgtq {
 
@@ -29,12 +31,13 @@ struct CacheGeometry {
 
 struct CacheOptions {
   CacheKind kind = CacheKind::kPacked;
-  int sinks = 4;    // 0..64 first tokens kept in fp16; kPacked only (0 otherwise: every token is exact)
+  int sinks = 4;    // 0..64 first tokens kept in fp16; 0 for uncompressed kinds, where every token is exact
   int recent = 64;  // at least this many last tokens kept in fp16 (up to 64 more, until their page is full);
-                    // kPacked only
+                    // 0 for uncompressed kinds
   int64_t max_tokens = 0;         // capacity over all sequences; rounded up to whole pages
   std::string model;              // identifies the model (a hash); sessions of another model are refused
   CacheMemory* memory = nullptr;  // where the bytes live; must outlive the cache. null: HostMemory()
+  std::shared_ptr<const SimulatedHeads> simulated = nullptr;  // kSimulated only: what tokens become
 };
 
 /// The books of one sequence.
@@ -55,8 +58,8 @@ using SequenceId = int;
 class KvCache {
  public:
   /// plan: required for kPacked (must outlive the cache), ignored otherwise.
-  /// Errors: kInvalidArgument (options), kMismatch (plan against geometry), kOutOfMemory (states bytes
-  /// wanted).
+  /// Errors: kInvalidArgument (options; recent shorter than the tokens that a simulated recipe codes
+  /// together), kMismatch (plan or simulated heads against geometry), kOutOfMemory (states bytes wanted).
   static Result<std::unique_ptr<KvCache>> Create(const CacheGeometry& geometry, const CacheOptions& options,
                                                  const Plan* plan);
   ~KvCache();
@@ -78,7 +81,8 @@ class KvCache {
   /// For measurements at depths that would take long to compute: puts `pages` pages between the coded tokens
   /// and the exact ones (at the end of whole pages, for uncompressed kinds), copies of those before them in
   /// turn, which keep the positions that they were coded for. pages: a multiple of window_tiles().
-  /// Errors: kInvalidArgument when there is no whole page to copy, or pages is no such multiple; kOutOfMemory.
+  /// Errors: kInvalidArgument when there is no whole page to copy, or pages is no such multiple;
+  /// kOutOfMemory.
   Status InsertCopies(SequenceId id, int64_t pages);
 
   /// Makes room to append `tokens` tokens: allocates (zeroed) pages, copies a shared page that would be
@@ -100,14 +104,15 @@ class KvCache {
   int64_t CodedEndBefore(int64_t position) const;
 
   /// Bytes of head `kv_head`'s part of tokens 64 tile .. 64 tile + 63 of `layer`: a packed record, or an
-  /// exact tile of 64 tokens for uncompressed kinds. Valid until the next Reserve, Truncate or Remove of that
-  /// sequence.
+  /// exact tile of 64 tokens for uncompressed kinds; for kSimulated two fp32 tiles, what the tokens' codes
+  /// read as and then (ExactTileBytes further) the tokens as they were. Valid until the next Reserve,
+  /// Truncate or Remove of that sequence.
   std::byte* PageHead(SequenceId sequence, int layer, int kv_head, int64_t tile);
   /// The exact tile of the recent window that holds tokens of page `tile` (a ring of window_tiles() tiles);
-  /// kPacked with recent > 0 only.
+  /// coded kinds with recent > 0 only.
   std::byte* WindowTile(SequenceId sequence, int layer, int kv_head, int64_t tile);
   int window_tiles() const;
-  /// The exact tile of the sinks (sink_tile_tokens() slots); kPacked with sinks > 0 only.
+  /// The exact tile of the sinks (sink_tile_tokens() slots); coded kinds with sinks > 0 only.
   std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
   int sink_tile_tokens() const;  // sinks rounded up to 16
 
@@ -123,7 +128,8 @@ class KvCache {
   /// of the sinks; null when there are none.
   std::byte* exact_base(SequenceId sequence) const;
 
-  /// Bytes that a sequence holds now: pages (a shared page counts in each), its whole window ring and sinks.
+  /// Bytes that a sequence holds now: pages (a shared page counts in each; a simulated one counts what its
+  /// codes would take), its whole window ring and sinks.
   int64_t SequenceBytes(SequenceId sequence) const;
   /// What `tokens` tokens would take in fp16, for comparison.
   int64_t HalfBytes(int64_t tokens) const;

@@ -40,8 +40,10 @@ struct KvCache::Impl {
   std::vector<std::unique_ptr<Sequence>> sequences;  // by id; null: free
 
   bool packed() const { return options.kind == CacheKind::kPacked; }
+  /// Whether tokens become codes as they age.
+  bool coded() const { return packed() || options.kind == CacheKind::kSimulated; }
   int64_t CodedEndBefore(int64_t position) const {
-    if (!packed()) return 0;
+    if (!coded()) return 0;
     if (options.recent == 0) return position;
     return std::max<int64_t>(0, position - options.recent) / kPageTokens * kPageTokens;
   }

@@ -39,11 +39,20 @@ std::string_view KindName(CacheKind kind) {
       return "fp16";
     case CacheKind::kFloat:
       return "fp32";
+    case CacheKind::kSimulated:
+      return "simulated";
   }
   return "";
 }
 
 int64_t PagesOf(int64_t tokens) { return tokens / kPageTokens + (tokens % kPageTokens != 0); }
+
+Status CheckHasSessions(const KvCache& cache, const std::string& name) {
+  if (cache.options().kind != CacheKind::kSimulated) return Status::Ok();
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}: recipe {} is simulated and has no sessions; choose a packed recipe", name,
+                            cache.options().simulated->recipe));
+}
 
 // What a session and its cache must agree on.
 Metadata CacheMetadata(const KvCache& cache) {
@@ -316,6 +325,7 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
 namespace {
 
 Result<LoadedSession> LoadFromFile(KvCache& cache, const SafetensorsFile& file) {
+  BGTQ_RETURN_IF_ERROR(CheckHasSessions(cache, file.name()));
   const Metadata& metadata = file.metadata();
   BGTQ_RETURN_IF_ERROR(CheckMetadata(cache, file.name(), metadata));
   SequenceState state;
@@ -362,6 +372,7 @@ Result<LoadedSession> LoadFromFile(KvCache& cache, const SafetensorsFile& file) 
 
 Status SaveSession(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
                    const std::string& path) {
+  BGTQ_RETURN_IF_ERROR(CheckHasSessions(cache, path));
   const SequenceState state = cache.state(sequence);
   if (static_cast<int64_t>(tokens.size()) != state.length) {
     return Status(ErrorCode::kInvalidArgument, fmt::format("{}: {} token ids for a sequence of {} tokens",

@@ -19,7 +19,7 @@ namespace blockgtq {
 ///
 /// tokens: the ids of the sequence, [length].
 /// Errors: kInvalidArgument when tokens are not as many as the sequence's, kOutOfMemory (a copy of the data
-/// is made), kIo (disk full, permissions; the old file is intact).
+/// is made), kUnsupported (a simulated cache), kIo (disk full, permissions; the old file is intact).
 Status SaveSession(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
                    const std::string& path);
 

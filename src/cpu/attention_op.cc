@@ -13,6 +13,8 @@
 
 #include "src/cpu/attention_codes.h"
 #include "src/cpu/attention_exact.h"
+#include "src/cpu/attention_segments.h"
+#include "src/cpu/attention_simulated.h"
 
 namespace blockgtq::cpu {
 namespace {
@@ -23,20 +25,6 @@ constexpr int64_t kMinSplitTokens = 512;  // a decode task reads at least this m
 constexpr int64_t kTasksPerThread = 8;    // decode tasks a thread, so that a late thread costs little
 constexpr float kLargestHalf = 65504.0f;
 constexpr float kNoTokens = -std::numeric_limits<float>::infinity();
-
-/// Rows of a slice that attend to the same codes.
-struct Segment {
-  const BatchSlice* slice = nullptr;
-  int64_t first = 0;  // first row within the slice
-  int64_t count = 0;
-  int64_t position = 0;         // of the first row
-  int64_t coded = 0;            // codes of [0, coded) are readable before the segment is stored
-  int64_t coded_after = 0;      // codes reach here when the segment is done
-  bool sees_own_codes = false;  // recent = 0, strict: rows are encoded first and attend to their own codes
-  bool chunk_tiles = false;     // exact tokens do not fit the window ring: they pass through scratch tiles
-  int64_t chunk_offset = 0;     // first scratch tile
-  int64_t end() const { return position + count; }
-};
 
 /// One unit of attention work: a block of queries of a KV head against a range of codes and a range of exact
 /// tokens.
@@ -73,6 +61,7 @@ bool Within(const float* x, int n, float limit) {
 /// Buffers of one worker.
 struct Worker {
   CodesScratch codes;
+  SimulatedCodes::Scratch simulated;
   PreparedQueries prepared;
   std::vector<const float*> queries;
   std::vector<int64_t> query_end;
@@ -89,31 +78,34 @@ struct AttentionOp::Impl {
     dim = g.head_dim;
     kv_heads = g.kv_heads;
     packed = cache.options().kind == CacheKind::kPacked;
+    simulated = cache.options().kind == CacheKind::kSimulated;
     tile_layout = {cache.options().kind == CacheKind::kFloat ? ExactType::kFloat : ExactType::kHalf, dim,
                    kPageTokens};
-    sink_layout = {ExactType::kHalf, dim, packed ? cache.sink_tile_tokens() : 0};
+    sink_layout = {ExactType::kHalf, dim, has_codes() ? cache.sink_tile_tokens() : 0};
     if (packed) {
       heads.reserve(cache.plan()->heads.size());
       for (const HeadPlan& plan : cache.plan()->heads) heads.push_back(PackedHead::Make(plan, rope));
     }
   }
 
+  bool has_codes() const { return packed || simulated; }  // tokens become codes as they age
   const PackedHead& head(int kv_head) const { return heads[static_cast<size_t>(layer) * kv_heads + kv_head]; }
   float* RotatedQuery(int64_t row, int h) { return &q_rot[(row * query_heads + h) * dim]; }
   float* RotatedKey(int64_t row, int h) { return &k_rot[(row * kv_heads + h) * dim]; }
 
   void Rotate(const AttentionCall& call);
   void Observe(const AttentionCall& call);
-  void PlanSegments(std::span<const BatchSlice> slices);
   void StoreSegment(const std::vector<Segment*>& wave);
   void MakeTasks(const std::vector<Segment*>& wave);
   void PointAtQueries(const Task& task, Worker& w);
   void PrepareSplitQueries();
+  void AttendTaskCodes(const Task& task, int64_t rows, Worker& w);
   void RunTask(const Task& task, Worker& w);
   void EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
   void EncodeTile(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
   void Encode(const Segment& s, int kv_head, int64_t begin, int64_t end, const float* keys,
               const float* values, int64_t stride, Worker& w);
+  void SimulateCodes(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w);
   void Flush(const std::vector<Segment*>& wave);
   std::byte* ExactTile(const Segment& s, int kv_head, int64_t tile);
   void NoteNonFinite(int64_t position) {
@@ -128,7 +120,7 @@ struct AttentionOp::Impl {
   std::vector<PackedHead> heads;
   std::vector<Worker> workers;
   int dim = 0, kv_heads = 0;
-  bool packed = false;
+  bool packed = false, simulated = false;
   ExactLayout tile_layout, sink_layout;
 
   // State of the call in progress.
@@ -137,9 +129,8 @@ struct AttentionOp::Impl {
   const CpuActivations *q_in = nullptr, *k_in = nullptr, *v_in = nullptr;
   CpuActivations* out = nullptr;
   std::atomic<int64_t> bad_position{0};
-  std::vector<float> q_rot, k_rot;             // [rows, heads, D] post-RoPE, block order
-  std::vector<std::vector<Segment>> segments;  // [slices]
-  std::vector<std::byte> chunk;                // scratch tiles [tile, kv_head]
+  std::vector<float> q_rot, k_rot;  // [rows, heads, D] post-RoPE, block order
+  std::vector<std::byte> chunk;     // scratch tiles [tile, kv_head]
   std::vector<Task> tasks;
   std::vector<PreparedQueries> split_queries;
   std::vector<float> parts, parts_lse;  // partial results of split tasks
@@ -147,7 +138,7 @@ struct AttentionOp::Impl {
 
 /// Where tokens of page `tile` are kept exactly while segment `s` runs.
 std::byte* AttentionOp::Impl::ExactTile(const Segment& s, int kv_head, int64_t tile) {
-  if (!packed) return cache.PageHead(s.slice->sequence, layer, kv_head, tile);
+  if (!has_codes()) return cache.PageHead(s.slice->sequence, layer, kv_head, tile);
   if (!s.chunk_tiles) return cache.WindowTile(s.slice->sequence, layer, kv_head, tile);
   const int64_t index = s.chunk_offset + (tile - s.coded / kPageTokens);
   return chunk.data() + (index * kv_heads + kv_head) * ExactTileBytes(true, dim, kPageTokens);
@@ -200,44 +191,6 @@ void AttentionOp::Impl::Observe(const AttentionCall& call) {
   }
 }
 
-void AttentionOp::Impl::PlanSegments(std::span<const BatchSlice> slices) {
-  segments.assign(slices.size(), {});
-  int64_t chunk_tiles = 0;
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const BatchSlice& slice = slices[i];
-    const bool strict = slice.strict || slice.count == 1;
-    int64_t coded = cache.state(slice.sequence).coded_end, position = slice.first_position;
-    const int64_t slice_end = position + slice.count;
-    while (position < slice_end) {
-      Segment s;
-      s.slice = &slice;
-      s.first = position - slice.first_position;
-      s.position = position;
-      s.coded = coded;
-      int64_t end = slice_end;
-      if (packed && cache.options().recent == 0) {
-        s.sees_own_codes = strict;
-        s.chunk_tiles = !strict;
-      } else if (packed && strict) {  // up to the first position that must see more codes
-        end = position + 1;
-        while (end < slice_end && cache.CodedEndBefore(end) <= coded) ++end;
-      } else if (packed) {
-        s.chunk_tiles = (end - 1) / kPageTokens - coded / kPageTokens + 1 > cache.window_tiles();
-      }
-      s.count = end - position;
-      s.coded_after = std::max(coded, cache.CodedEndBefore(end));
-      if (s.chunk_tiles) {
-        s.chunk_offset = chunk_tiles;
-        chunk_tiles += (end - 1) / kPageTokens - coded / kPageTokens + 1;
-      }
-      segments[i].push_back(s);
-      coded = s.coded_after;
-      position = end;
-    }
-  }
-  chunk.resize(static_cast<size_t>(chunk_tiles * kv_heads * ExactTileBytes(true, dim, kPageTokens)));
-}
-
 /// Encodes tokens [begin, end) of one page from the segment's own rows.
 void AttentionOp::Impl::EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w) {
   const int64_t row = s.slice->first_row + s.first + (begin - s.position), stride = int64_t{kv_heads} * dim;
@@ -258,12 +211,22 @@ void AttentionOp::Impl::EncodeTile(const Segment& s, int kv_head, int64_t begin,
 
 void AttentionOp::Impl::Encode(const Segment& s, int kv_head, int64_t begin, int64_t end, const float* keys,
                                const float* values, int64_t stride, Worker& w) {
+  if (simulated) {
+    SimulatedCodes(cache, s.slice->sequence, layer, kv_head).Place(begin, end, keys, values, stride);
+    return;
+  }
   std::byte* record = cache.PageHead(s.slice->sequence, layer, kv_head, begin / kPageTokens);
   const int count = static_cast<int>(end - begin);
   if (!EncodeKeys(head(kv_head), rope, keys, stride, count, begin, w.codes, record) ||
       !EncodeValues(head(kv_head), values, stride, count, begin, w.codes, record)) {
     NoteNonFinite(begin);
   }
+}
+
+/// Second step of a simulated cache's encoding: tokens [begin, end) of one page, which Encode has put in
+/// their places (as it has those that they depend on).
+void AttentionOp::Impl::SimulateCodes(const Segment& s, int kv_head, int64_t begin, int64_t end, Worker& w) {
+  if (end > begin) SimulatedCodes(cache, s.slice->sequence, layer, kv_head).Encode(begin, end, w.simulated);
 }
 
 void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
@@ -289,7 +252,7 @@ void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
       const float* key = RotatedKey(row, kv_head);
       const float* value = v_in->row(row) + kv_head * dim;
       if (tile != nullptr) StoreExact(tile_layout, key, value, static_cast<int>(t % kPageTokens), tile);
-      if (packed && t < cache.options().sinks) {
+      if (has_codes() && t < cache.options().sinks) {
         StoreExact(sink_layout, key, value, static_cast<int>(t),
                    cache.SinkTile(s.slice->sequence, layer, kv_head));
       }
@@ -314,12 +277,20 @@ void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
   } else {
     pool.Run(count, store);
   }
+  if (!simulated) return;
+  pool.Run(count, [&](int64_t i, int worker) {
+    const Segment& s = *stores[i / kv_heads].s;
+    const int64_t page = stores[i / kv_heads].page;
+    if (!s.sees_own_codes) return;
+    SimulateCodes(s, static_cast<int>(i % kv_heads), std::max(s.position, page * kPageTokens),
+                  std::min(s.end(), (page + 1) * kPageTokens), workers[worker]);
+  });
 }
 
 void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
   tasks.clear();
   int64_t part_rows = 0, shared = 0;
-  const int sinks = packed ? cache.options().sinks : 0;
+  const int sinks = has_codes() ? cache.options().sinks : 0;
   for (const Segment* s : wave) {
     const int64_t coded = s->sees_own_codes ? s->end() : s->coded;
     Task whole;
@@ -329,7 +300,7 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
     whole.sinks = whole.code_begin > 0;
     whole.exact_begin = coded;
     whole.exact_end = s->end();
-    const bool split_codes = packed;
+    const bool split_codes = has_codes();
     const int64_t length = split_codes ? whole.code_end - whole.code_begin : whole.exact_end;
     const int64_t wanted =
         kTasksPerThread * pool.threads() / (static_cast<int64_t>(wave.size()) * kv_heads) + 1;
@@ -352,7 +323,7 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
                       end = split_codes ? task.code_end : task.exact_end;
         const int64_t step =
             ((end - begin + splits - 1) / splits + kPageTokens - 1) / kPageTokens * kPageTokens;
-        if (split_codes) task.prepared = shared++;
+        if (packed) task.prepared = shared++;
         for (int64_t b = begin; b < end; b = (b / kPageTokens * kPageTokens) + step) {
           Task part = task;
           const int64_t e = std::min(end, b / kPageTokens * kPageTokens + step);
@@ -400,6 +371,30 @@ void AttentionOp::Impl::PrepareSplitQueries() {
   });
 }
 
+/// Attention of a task's queries over its codes, to w.out and w.lse.
+void AttentionOp::Impl::AttendTaskCodes(const Task& task, int64_t rows, Worker& w) {
+  const Segment& s = *task.segment;
+  const int64_t* query_end = s.sees_own_codes ? w.query_end.data() : nullptr;
+  w.tiles.resize((task.code_end - 1) / kPageTokens + 1);
+  for (int64_t t = task.code_begin / kPageTokens; t < static_cast<int64_t>(w.tiles.size()); ++t) {
+    w.tiles[t] = cache.PageHead(s.slice->sequence, layer, task.kv_head, t);
+  }
+  if (simulated) {
+    AttendExact(SimulatedCodes::Layout(cache), w.queries, scale, w.tiles, task.code_begin, task.code_end,
+                query_end, w.exact_scratch.data(), w.out.data(), w.lse.data());
+    return;
+  }
+  const PackedHead& packed_head = head(task.kv_head);
+  w.rotated.resize(static_cast<size_t>(rows) * packed_head.value_dims);
+  if (task.prepared < 0) PrepareQueries(packed_head, w.queries, scale, w.prepared);
+  AttendCodes(packed_head, task.prepared < 0 ? w.prepared : split_queries[task.prepared], 0,
+              static_cast<int>(rows), w.tiles, task.code_begin, task.code_end, query_end, rope, w.codes,
+              w.rotated.data(), w.lse.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    UnrotateValue(packed_head, &w.rotated[r * packed_head.value_dims], &w.out[r * dim]);
+  }
+}
+
 void AttentionOp::Impl::RunTask(const Task& task, Worker& w) {
   const Segment& s = *task.segment;
   const int64_t rows = task.count * group;
@@ -414,22 +409,7 @@ void AttentionOp::Impl::RunTask(const Task& task, Worker& w) {
   w.exact_scratch.resize(ExactScratchFloats(dim, static_cast<int>(rows)));
   const SequenceId sequence = s.slice->sequence;
 
-  if (task.code_end > task.code_begin) {
-    const PackedHead& packed_head = head(task.kv_head);
-    w.tiles.resize((task.code_end - 1) / kPageTokens + 1);
-    for (int64_t t = task.code_begin / kPageTokens; t < static_cast<int64_t>(w.tiles.size()); ++t) {
-      w.tiles[t] = cache.PageHead(sequence, layer, task.kv_head, t);
-    }
-    w.rotated.resize(static_cast<size_t>(rows) * packed_head.value_dims);
-    if (task.prepared < 0) PrepareQueries(packed_head, w.queries, scale, w.prepared);
-    AttendCodes(packed_head, task.prepared < 0 ? w.prepared : split_queries[task.prepared], 0,
-                static_cast<int>(rows), w.tiles, task.code_begin, task.code_end,
-                s.sees_own_codes ? w.query_end.data() : nullptr, rope, w.codes, w.rotated.data(),
-                w.lse.data());
-    for (int64_t r = 0; r < rows; ++r) {
-      UnrotateValue(packed_head, &w.rotated[r * packed_head.value_dims], &w.out[r * dim]);
-    }
-  }
+  if (task.code_end > task.code_begin) AttendTaskCodes(task, rows, w);
   if (task.sinks) {
     const std::byte* tile = cache.SinkTile(sequence, layer, task.kv_head);
     AttendExact(sink_layout, w.queries, scale, {&tile, 1}, 0,
@@ -489,6 +469,13 @@ void AttentionOp::Impl::Flush(const std::vector<Segment*>& wave) {
                   cache.WindowTile(s.slice->sequence, layer, kv_head, page));
     }
   });
+  if (!simulated) return;
+  pool.Run(static_cast<int64_t>(work.size()) * kv_heads, [&](int64_t i, int worker) {
+    const Segment& s = *work[i / kv_heads].s;
+    const int64_t page = work[i / kv_heads].page;
+    SimulateCodes(s, static_cast<int>(i % kv_heads), std::max(s.coded, page * kPageTokens),
+                  std::min(s.coded_after, (page + 1) * kPageTokens), workers[worker]);
+  });
 }
 
 AttentionOp::AttentionOp(ThreadPool& pool, KvCache& cache, const RopeConfig& rope)
@@ -519,11 +506,13 @@ Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries
   m.Rotate(call);
   BGTQ_RETURN_IF_ERROR(check());
   if (call.observer != nullptr) m.Observe(call);
-  m.PlanSegments(call.slices);
+  SegmentPlan plan = PlanSegments(m.cache, call.slices);
+  m.chunk.resize(
+      static_cast<size_t>(plan.chunk_tiles * m.kv_heads * ExactTileBytes(true, m.dim, kPageTokens)));
 
   for (size_t step = 0;; ++step) {  // segment `step` of every slice
     std::vector<Segment*> wave;
-    for (std::vector<Segment>& of_slice : m.segments) {
+    for (std::vector<Segment>& of_slice : plan.segments) {
       if (step < of_slice.size()) wave.push_back(&of_slice[step]);
     }
     if (wave.empty()) break;

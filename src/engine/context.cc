@@ -12,6 +12,10 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   if (plan != nullptr && options.kind == CacheKind::kPacked) {
     BGTQ_RETURN_IF_ERROR(plan->model.ExpectEqual(model.fingerprint()).WithContext("plan"));
   }
+  if (options.kind == CacheKind::kSimulated && !model.backend().has_simulated_caches()) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{} has no simulated caches: run with --device cpu", model.backend().name()));
+  }
   auto context = std::unique_ptr<Context>(new Context(model));
   CacheOptions of_model = options;
   of_model.model = model.fingerprint().Text();

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "src/cache/kv_cache.h"
@@ -31,6 +32,49 @@ enum class Mistake {
   kFromHalf,    // a prompt's tokens are encoded from their fp16 copies
 };
 
+/// How many of the keys before a token, times kLagWeight, LaggingHead adds to its key.
+inline constexpr int64_t kLagTokens = 70;
+inline constexpr float kLagWeight = 0.125f;
+
+/// Simulated storage whose codes depend on earlier tokens as they were: a key reads as itself and a share of
+/// those before it, a value as half of itself.
+class LaggingHead : public SimulatedHead {
+ public:
+  explicit LaggingHead(int dim) : dim_(dim) {}
+  void RoundTripKeys(std::span<const float> before, std::span<float> keys,
+                     int64_t first_position) const override {
+    const int64_t dim = dim_, n = static_cast<int64_t>(before.size()) / dim;
+    EXPECT_EQ(n, std::min(kLagTokens, first_position));
+    std::vector<float> all(before.begin(), before.end());
+    all.insert(all.end(), keys.begin(), keys.end());
+    for (int64_t i = 0; i < static_cast<int64_t>(keys.size()); ++i) {
+      const int64_t at = n * dim + i;
+      for (int64_t back = 1; back <= std::min(kLagTokens, first_position + i / dim); ++back) {
+        keys[static_cast<size_t>(i)] += kLagWeight * all[static_cast<size_t>(at - back * dim)];
+      }
+    }
+  }
+  void RoundTripValues(std::span<float> values, int64_t) const override {
+    for (float& x : values) x *= 0.5f;
+  }
+  double bytes_per_token() const override { return 1; }
+  int history_tokens() const override { return static_cast<int>(kLagTokens); }
+
+ private:
+  int dim_;
+};
+
+/// The twins of a plan's heads; the last head of them lags instead.
+inline std::shared_ptr<const SimulatedHeads> SimulateWithLag(const Plan& plan, const RopeConfig& rope) {
+  auto simulated = std::make_shared<SimulatedHeads>();
+  *simulated = {"test", 1, static_cast<int>(plan.heads.size()), rope.head_dim, {}};
+  for (const HeadPlan& head : plan.heads) {
+    simulated->heads.push_back(SimulatePlannedHead(head, std::make_shared<RopeTable>(rope)));
+  }
+  simulated->heads.back() = std::make_unique<LaggingHead>(rope.head_dim);
+  return simulated;
+}
+
 /// Sequences of one layer as lists of tokens.
 class AttentionModel {
  public:
@@ -43,7 +87,7 @@ class AttentionModel {
         heads_(heads),
         kv_heads_(kv_heads),
         scale_(scale) {
-    if (!packed()) options_.sinks = options_.recent = 0;
+    if (!coded()) options_.sinks = options_.recent = 0;
   }
 
   Mistake mistake = Mistake::kNone;
@@ -79,13 +123,13 @@ class AttentionModel {
     if (!alone && mistake == Mistake::kOwnCodes && options_.recent == 0) EncodeTo(s, end, start);
     std::vector<std::vector<double>> out(count);
     for (int64_t p = start; p < end; ++p) {
-      if (alone && packed()) {
+      if (alone && coded()) {
         // recent = 0: the token itself is coded too, from float; else from what the window kept.
         options_.recent == 0 ? EncodeTo(s, p + 1, p) : EncodeTo(s, CodedEndBefore(p), p);
       }
       if (wanted(p - start)) out[p - start] = Attend(s, p, queries + (p - start) * heads_ * dim_);
     }
-    if (packed()) {
+    if (coded()) {
       // The last pages of a prompt may outlive the call in the window, [coded_end, end) then being fp16.
       const bool through_window =
           options_.recent > 0 && (alone || (end - 1) / kPageTokens - s.coded_end / kPageTokens <=
@@ -100,13 +144,15 @@ class AttentionModel {
     std::vector<float> key, value;              // [kv_heads * dim] after RoPE
     std::vector<float> exact_key, exact_value;  // as an exact tile keeps them
     std::vector<float> coded_key, coded_value;  // decoded; empty before the token is encoded
+    std::vector<float> encoded_key;             // what was encoded: `key` or `exact_key`
   };
   struct Sequence {
     std::vector<Token> tokens;
     int64_t coded_end = 0;
   };
 
-  bool packed() const { return options_.kind == CacheKind::kPacked; }
+  bool simulated() const { return options_.kind == CacheKind::kSimulated; }
+  bool coded() const { return options_.kind == CacheKind::kPacked || simulated(); }
   int64_t CodedEndBefore(int64_t position) const {
     if (options_.recent == 0) return position;
     return position < options_.recent ? 0 : (position - options_.recent) / kPageTokens * kPageTokens;
@@ -132,19 +178,31 @@ class AttentionModel {
     while (s.coded_end < end) {
       const int64_t begin = s.coded_end, stop = std::min(end, (begin / kPageTokens + 1) * kPageTokens);
       for (int64_t t = begin; t < stop; ++t) {
-        EncodeToken(s.tokens[t], t, begin >= from_float && mistake != Mistake::kFromHalf);
+        EncodeToken(s, t, begin >= from_float && mistake != Mistake::kFromHalf);
       }
       s.coded_end = stop;
     }
   }
 
-  void EncodeToken(Token& token, int64_t position, bool from_float) {
+  void EncodeToken(Sequence& s, int64_t position, bool from_float) {
+    Token& token = s.tokens[position];
     const std::vector<float>& keys = from_float ? token.key : token.exact_key;
     const std::vector<float>& values = from_float ? token.value : token.exact_value;
+    token.encoded_key = keys;
     token.coded_key.resize(keys.size());
     token.coded_value.resize(values.size());
     const size_t n = static_cast<size_t>(dim_);
     for (int h = 0; h < kv_heads_; ++h) {
+      if (simulated() && h == kv_heads_ - 1) {
+        for (size_t d = h * n; d < (h + 1) * n; ++d) {
+          token.coded_key[d] = keys[d];
+          for (int64_t t = std::max<int64_t>(position - kLagTokens, 0); t < position; ++t) {
+            token.coded_key[d] += kLagWeight * s.tokens[t].encoded_key[d];
+          }
+          token.coded_value[d] = values[d] / 2;
+        }
+        continue;
+      }
       const HeadPlan& head = plan_->heads[h];
       const RecordLayout layout = RecordLayout::For(head);
       std::vector<std::byte> record(layout.bytes);
@@ -163,7 +221,7 @@ class AttentionModel {
     if (mistake == Mistake::kSinkMore) ++sinks;
     if (mistake == Mistake::kLateFlush) coded_end -= kPageTokens;
     if (mistake == Mistake::kOwnExact && options_.recent == 0 && t == position) return false;
-    return packed() && t >= sinks && t < coded_end;
+    return coded() && t >= sinks && t < coded_end;
   }
 
   std::vector<double> Attend(const Sequence& s, int64_t position, const float* queries) const {

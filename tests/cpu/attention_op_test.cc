@@ -38,7 +38,8 @@ std::string Name(const Setting& s) {
   if (s.value_size != 1.0f) return "TinyValues" + std::to_string(s.sinks) + "_" + shape;
   if (s.kind == CacheKind::kHalf) return "Fp16_" + shape;
   if (s.kind == CacheKind::kFloat) return "Fp32_" + shape;
-  return "Packed" + std::to_string(s.sinks) + "and" + std::to_string(s.recent) + "_" + shape;
+  return (s.kind == CacheKind::kSimulated ? "Simulated" : "Packed") + std::to_string(s.sinks) + "and" +
+         std::to_string(s.recent) + "_" + shape;
 }
 void PrintTo(const Setting& s, std::ostream* os) { *os << Name(s); }
 
@@ -60,6 +61,12 @@ Plan MakePlan(const Setting& s) {
   return plan;
 }
 
+CacheOptions MakeOptions(const Setting& s, int64_t max_tokens, const Plan& plan, const RopeConfig& rope) {
+  CacheOptions options{s.kind, s.sinks, s.recent, max_tokens, ""};
+  if (s.kind == CacheKind::kSimulated) options.simulated = SimulateWithLag(plan, rope);
+  return options;
+}
+
 /// A cache, its operation and the model, kept in step.
 class Harness {
  public:
@@ -73,7 +80,7 @@ class Harness {
       : setting_(s),
         plan_(MakePlan(s)),
         rope_(MakeRope(s.dim)),
-        options_{s.kind, s.sinks, s.recent, max_tokens, ""},
+        options_(MakeOptions(s, max_tokens, plan_, rope_)),
         cache_(KvCache::Create({1, s.kv_heads, s.dim}, options_, &plan_).value()),
         op_(pool_, *cache_, rope_),
         random_(seed),
@@ -224,6 +231,9 @@ std::vector<Setting> Settings() {
     add(CacheKind::kPacked, 4, 5000);  // never anything to encode
     // recent = 0: every token is encoded from float.
     settings.push_back({CacheKind::kPacked, 4, 0, shape.heads, shape.kv_heads, shape.dim, kTinyValues});
+    add(CacheKind::kSimulated, 0, 0);
+    add(CacheKind::kSimulated, 4, 64);
+    add(CacheKind::kSimulated, 16, 100);
     add(CacheKind::kHalf, 0, 0);
     add(CacheKind::kFloat, 0, 0);
   }
@@ -315,6 +325,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Planted{"NextToken", Mistake::kNextToken, CacheKind::kPacked, 4, 64},
                       Planted{"NextTokenFloat", Mistake::kNextToken, CacheKind::kFloat, 0, 0},
                       Planted{"RepeatPage", Mistake::kRepeatPage, CacheKind::kPacked, 0, 32},
+                      Planted{"DropSimulated", Mistake::kDropToken, CacheKind::kSimulated, 4, 64},
+                      Planted{"LateFlushSimulated", Mistake::kLateFlush, CacheKind::kSimulated, 0, 32},
+                      Planted{"OwnExactSimulated", Mistake::kOwnExact, CacheKind::kSimulated, 0, 0},
                       Planted{"SinkLess", Mistake::kSinkLess, CacheKind::kPacked, 4, 64},
                       Planted{"SinkMore", Mistake::kSinkMore, CacheKind::kPacked, 16, 0},
                       Planted{"LateFlush", Mistake::kLateFlush, CacheKind::kPacked, 0, 32},
