@@ -68,9 +68,9 @@ Status AttentionOp::UploadConstants() {
   std::copy(no_errors.begin(), no_errors.end(), host_errors_.As<int32_t>());
   if (!packed_) return Status::Ok();
 
+  const size_t kv_heads = static_cast<size_t>(g.kv_heads);
   const auto plans = [&](int layer) {
-    return std::span(cache_.plan()->heads)
-        .subspan(static_cast<size_t>(layer * g.kv_heads), static_cast<size_t>(g.kv_heads));
+    return std::span(cache_.plan()->heads).subspan(static_cast<size_t>(layer) * kv_heads, kv_heads);
   };
   for (int layer = 0; layer < g.layers; ++layer) {
     BGTQ_ASSIGN_OR_RETURN(const HeadTraits traits, TraitsOf(plans(layer)));
@@ -190,8 +190,8 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   const std::vector<int64_t> key = {shape.batch, shape.query_heads, shape.expected_tokens};
   auto found = configs_.find(key);
   if (found == configs_.end()) {
-    BGTQ_ASSIGN_OR_RETURN(DecodeConfig config, ConfigureDecode(shape, traits_, device_.limits()));
-    found = configs_.emplace(key, std::move(config)).first;
+    BGTQ_ASSIGN_OR_RETURN(const DecodeConfig config, ConfigureDecode(shape, traits_, device_.limits()));
+    found = configs_.emplace(key, config).first;
   }
   const DecodeConfig& config = found->second;
   BGTQ_RETURN_IF_ERROR(device_.Reserve(scratch_, config.scratch_bytes, "scratch of packed attention"));

@@ -3,6 +3,7 @@
 // and values unpacked into a bounded scratch.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -36,10 +37,7 @@ class AttentionOp {
   Status BeginStep(const StepInput& input);
   const StepBatch& batch() const { return batch_; }
   /// What the launches of a decode step depend on: equal shapes, equal launches.
-  struct StepShape {
-    int64_t rows = 0, table_stride = 0, coded_bucket = 0;
-    auto operator<=>(const StepShape&) const = default;
-  };
+  using StepShape = std::array<int64_t, 3>;  // rows, block-table stride, coded tokens rounded up
   StepShape shape() const;
 
   /// The operation of Backend::Attention for one layer. Only launches, in a decode step.

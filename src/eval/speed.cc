@@ -75,7 +75,7 @@ class Bench {
                             context_.cache().ForkSequence(sequences_[0], depth, /*share=*/false));
       sequences_.push_back(copy);
     }
-    const Status status = Measure("tg", options_.generate, depth, true);
+    Status status = Measure("tg", options_.generate, depth, true);
     KeepOne();
     return status;
   }
