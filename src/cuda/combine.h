@@ -1,4 +1,5 @@
-// Last kernel of a layer's decode attention: merges the workers' partials and the exact tiles, un-rotates V.
+// For warp workers (decode_warp_kernel.cu), the last of three kernels: exact tiles, the merge of the workers'
+// partials, the un-rotation of V. Other configurations do this in the attention kernel.
 #pragma once
 
 #include "blockgtq/status.h"
@@ -8,12 +9,7 @@ struct CUstream_st;
 
 namespace blockgtq::cuda {
 
-/// Workers up to which a block a query head can merge: it has a thread for each.
-inline constexpr int kMaxWholeSplits = 1024;
-
-/// Writes params.out. A sequence without any token gets zeros.
-/// by_kv_head: a block a (sequence, KV head), for batches that fill the machine so; otherwise one a query
-/// head.
-Status LaunchCombine(const DecodeParams& params, bool by_kv_head, CUstream_st* stream);
+/// Writes params.out for head dim 128. A sequence without any token gets zeros.
+Status LaunchCombine(const DecodeParams& params, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda

@@ -1,8 +1,10 @@
 // Chooses the kernel's configuration and launches a layer's kernels.
+#include <algorithm>
+#include <cmath>
+
 #include "src/cuda/combine.h"
 #include "src/cuda/decode_attention.h"
-#include "src/cuda/decode_kernel.cuh"
-#include "src/cuda/exact_attention.h"
+#include "src/cuda/decode_layout.h"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/query_prep.h"
 #include "src/cuda/schedule.h"
@@ -10,9 +12,10 @@
 namespace blockgtq::cuda {
 namespace {
 
+constexpr int kSplitTilesABlock = 2;  // up to so many, four warps share a tile
+constexpr double kClusterMicroseconds[kClusterSizes] = {0, 0.2, 0.25, 0.3, 0.7};
 constexpr int kFewTilesABlock = 32;  // up to so many, 8 warps beat 12: prologue and merge are shorter
-constexpr int kWarpWorkerPairsAProcessor = 2;  // (sequence, head) pairs from which warps work alone
-constexpr int kByKvHeadPairs = 64;             // pairs from which the combine kernel takes a block a KV head
+constexpr int kWarpWorkerPairsAProcessor = 2;  // pairs from which warps work alone
 
 Status Unsupported(const std::string& what) {
   return Status(ErrorCode::kUnsupported, "CUDA decode attention: " + what);
@@ -20,51 +23,98 @@ Status Unsupported(const std::string& what) {
 
 DecodeKernelPointer FindKernel(const DecodeShape& shape, const HeadTraits& traits,
                                const DecodeVariant& variant) {
+  if (variant.warp_workers) {
+    const bool fits = shape.head_dim == 128 && traits.value_width == 3 && variant.few_heads && !variant.mean;
+    return fits && variant.warps == kWarpWorkerWarps ? WarpWorkerDecodeKernel() : nullptr;
+  }
   if (shape.head_dim == 64) return DecodeKernel64(variant);
   DecodeKernelPointer kernel = traits.value_width == 3 ? DecodeKernel128Value3(variant) : nullptr;
   return kernel ? kernel : DecodeKernel128(variant);
 }
 
-// Tries a variant with as many as `stages` ring stages; false when it has no instance or no room for
+int SharedBytes(const DecodeConfig& c, const DecodeVariant& v, int stages) {
+  if (v.warp_workers) {
+    return WarpSharedLayout::For(v.warps, c.shape.kv_heads, c.shape.batch, c.query_layout.bytes, stages,
+                                 c.stage_bytes)
+        .total;
+  }
+  return SharedLayout::For(v.warps, v.split_tiles ? 4 : 1, c.shape.head_dim, v.few_heads, c.traits.mean_units,
+                           c.shape.kv_heads, c.shape.batch, c.query_layout.bytes, stages, c.stage_bytes)
+      .total;
+}
+
+// Takes a variant with as many as `stages` ring stages; false when it has no instance or no room for
 // `least_stages`.
 bool TryVariant(DecodeConfig& config, const DecodeVariant& variant, int stages, int least_stages,
                 const DeviceLimits& limits) {
   config.kernel = FindKernel(config.shape, config.traits, variant);
   if (!config.kernel) return false;
-  for (; stages >= least_stages; --stages) {
-    const SharedLayout layout =
-        SharedLayout::For(variant.warps, config.shape.head_dim, variant.few_heads, variant.mean,
-                          variant.warp_workers, config.shape.kv_heads, config.shape.batch,
-                          config.query_layout.bytes, config.traits.mean_units, stages, config.stage_bytes);
-    if (layout.total > limits.shared_bytes) continue;
-    config.variant = variant;
-    config.stages = stages;
-    config.shared_bytes = layout.total;
-    config.blocks = limits.processors;
-    config.workers = limits.processors * (variant.warp_workers ? variant.warps : 1);
-    return true;
+  while (stages >= least_stages && SharedBytes(config, variant, stages) > limits.shared_bytes) --stages;
+  if (stages < least_stages) return false;
+  config.variant = variant;
+  config.stages = stages;
+  config.shared_bytes = SharedBytes(config, variant, stages);
+  return true;
+}
+
+int64_t Pairs(const DecodeConfig& config) {
+  return int64_t{config.shape.batch} * config.shape.kv_heads * config.head_parts;
+}
+
+// A worker's blocks and the number of workers.
+struct Split {
+  int blocks = 1, workers = 1;
+  double tiles_a_block = 0;
+};
+
+// The split that should take the least time. The numbers are microseconds on an H200, from timings of many
+// splits: a tile a warp, whether few warps have one or all; the cluster's barrier and merge; the heads that a
+// block finishes; the merge through memory where several workers share a pair.
+Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits) {
+  const int64_t pairs = Pairs(config);
+  const double tiles_a_pair = static_cast<double>(
+      std::max<int64_t>(1, (config.shape.expected_tokens + kTileTokens - 1) / kTileTokens));
+  Split best = {1, limits.processors, static_cast<double>(pairs) * tiles_a_pair / limits.processors};
+  double least = 1e30;
+  for (int i = 0; i < kClusterSizes; ++i) {
+    const int blocks = 1 << i;
+    const int64_t clusters = i == 0 ? limits.processors : limits.clusters[i], most = clusters / pairs;
+    const int heads_a_block = (config.part_heads + blocks - 1) / blocks;
+    for (int64_t workers_a_pair = 1; workers_a_pair <= most; ++workers_a_pair) {
+      const double tiles = std::ceil(tiles_a_pair / static_cast<double>(workers_a_pair * blocks));
+      double us = tiles <= kSplitTilesABlock ? 1.4 : 0.28 * std::max(8.0, tiles);
+      us += kClusterMicroseconds[i] + 0.15 * (heads_a_block - 1);
+      if (workers_a_pair > 1) us += 2.8 + 0.01 * static_cast<double>(workers_a_pair * heads_a_block);
+      if (us >= least) continue;
+      least = us;
+      // All of them where a pair gets as many as there are: ragged batches use the rest.
+      best = {blocks, static_cast<int>(workers_a_pair == most ? clusters : pairs * workers_a_pair), tiles};
+    }
   }
-  return false;
+  return best;
 }
 
 bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
-  const DecodeShape& shape = config.shape;
-  const int64_t pairs = static_cast<int64_t>(shape.batch) * shape.kv_heads;
-  const int64_t tiles = pairs * ((shape.expected_tokens + kTileTokens - 1) / kTileTokens);
   DecodeVariant variant;
-  variant.few_heads = shape.query_heads <= kFewQueryHeads;
+  variant.few_heads = config.part_heads <= kFewQueryHeads;
   variant.mean = config.traits.mean_units > 0;
-  const DecodeVariant narrow = variant;
-  variant.warps = 12;
-  if (pairs >= kWarpWorkerPairsAProcessor * limits.processors) {
-    variant.warp_workers = true;
-    if (TryVariant(config, variant, 2, 2, limits)) return true;
-    variant.warp_workers = false;
-  }
-  if (tiles > int64_t{kFewTilesABlock} * limits.processors && TryVariant(config, variant, 2, 2, limits)) {
+  DecodeVariant narrow = variant, wide = variant, split_tiles = variant, alone = variant;
+  wide.warps = 12;
+  split_tiles.split_tiles = true;
+  alone.warps = kWarpWorkerWarps;
+  alone.warp_workers = true;
+  if (Pairs(config) >= kWarpWorkerPairsAProcessor * limits.processors &&
+      TryVariant(config, alone, 2, 2, limits)) {
+    config.workers = limits.processors * kWarpWorkerWarps;
+    config.cluster_blocks = 1;
     return true;
   }
-  return TryVariant(config, narrow, 3, 1, limits);
+  const Split split = ChooseSplit(config, limits);
+  config.workers = split.workers;
+  config.cluster_blocks = split.blocks;
+  return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 3, 1, limits)) ||
+         (split.tiles_a_block > kFewTilesABlock && TryVariant(config, wide, 2, 2, limits)) ||
+         TryVariant(config, narrow, 3, 1, limits);
 }
 
 // The scratch's arrays one after another, each aligned; with a base of null, `end` is the size.
@@ -80,19 +130,101 @@ struct ScratchArrays {
 };
 
 int64_t CarveScratch(const DecodeConfig& config, uint8_t* base, DecodeParams& p) {
-  const int64_t pairs = static_cast<int64_t>(config.shape.batch) * config.shape.kv_heads;
-  const int64_t exact = pairs * (config.shape.has_exact ? 1 + config.shape.window_tiles : 0);
-  const int64_t partials = pairs + config.workers;
+  const int64_t pairs = Pairs(config), partials = pairs + config.workers;
   ScratchArrays scratch{base};
   p.query_blocks = scratch.Take<uint8_t>(pairs * config.query_layout.bytes);
   p.ranges = scratch.Take<WorkRange>(config.workers);
   p.tile_prefix = scratch.Take<int32_t>(config.shape.batch + 1);
   p.spans = scratch.Take<WorkerSpan>(pairs);
   p.partial = scratch.Take<float>(partials * kMaxQueryHeads * config.shape.head_dim);
-  p.partial_state = scratch.Take<SoftmaxState>(partials * kMaxQueryHeads);
-  p.exact_partial = scratch.Take<float>(exact * kMaxQueryHeads * config.shape.head_dim);
-  p.exact_state = scratch.Take<SoftmaxState>(exact * kMaxQueryHeads);
+  p.partial_log_sum = scratch.Take<float>(partials * kMaxQueryHeads);
+  p.arrived = scratch.Take<int32_t>(pairs * kMaxClusterBlocks);
   return scratch.end;
+}
+
+Status CheckShape(const DecodeShape& shape) {
+  if (shape.batch < 1 || shape.kv_heads < 1 || shape.expected_tokens < 0 || shape.window_tiles < 0) {
+    return Status(ErrorCode::kInvalidArgument, "CUDA decode attention: an empty batch, or a negative size");
+  }
+  if (shape.head_dim != 64 && shape.head_dim != 128) {
+    return Unsupported("head dim " + std::to_string(shape.head_dim) + "; the kernels have 64 and 128");
+  }
+  if (shape.query_heads < 1 || shape.query_heads > kMaxHeadParts * kMaxQueryHeads) {
+    return Unsupported(std::to_string(shape.query_heads) + " query heads a KV head; the kernels have 1.." +
+                       std::to_string(kMaxHeadParts * kMaxQueryHeads));
+  }
+  return Status::Ok();
+}
+
+DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits) {
+  DecodeConfig config;
+  config.shape = shape;
+  config.traits = traits;
+  config.head_parts = (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
+  config.part_heads = (shape.query_heads + config.head_parts - 1) / config.head_parts;
+  config.query_layout =
+      QueryBlockLayout::For(traits.key_units, traits.mean_units, config.part_heads <= kFewQueryHeads);
+  config.stage_bytes = AlignShared(traits.record_bytes);
+  return config;
+}
+
+// Clusters of `blocks` blocks that the device runs at once, each block alone on its processor.
+int CountClusters(int blocks, int shared_bytes) {
+  const DecodeKernelPointer kernel = DecodeKernel128Value3({8, true, false, false, false});
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(256);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  const bool known =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) ==
+          cudaSuccess &&
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess;
+  if (!known) (void)cudaGetLastError();
+  return known ? clusters : 0;
+}
+
+Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool early, CUstream_st* stream) {
+  DecodeParams params = given;
+  params.early = early;
+  BGTQ_RETURN_IF_ERROR(CudaStatus(
+      cudaFuncSetAttribute(config.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.shared_bytes),
+      "decode attention's shared memory"));
+  if (config.cluster_blocks > 1) {
+    BGTQ_RETURN_IF_ERROR(
+        CudaStatus(cudaFuncSetAttribute(config.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                   "decode attention's clusters"));
+  }
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (config.cluster_blocks > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(config.cluster_blocks);
+    attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+    ++count;
+  }
+  if (early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count].val.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim =
+      dim3(static_cast<unsigned>(config.variant.warp_workers ? config.workers / config.variant.warps
+                                                             : config.workers * config.cluster_blocks));
+  launch.blockDim = dim3(static_cast<unsigned>(config.variant.warps * 32));
+  launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes);
+  launch.stream = stream;
+  launch.attrs = attributes;
+  launch.numAttrs = count;
+  return CudaStatus(cudaLaunchKernelEx(&launch, config.kernel, params), "decode attention");
 }
 
 }  // namespace
@@ -113,34 +245,38 @@ Result<DeviceLimits> ReadDeviceLimits(int device) {
                        std::to_string(properties.major) + "." + std::to_string(properties.minor) +
                        "; the kernels are built for 9.0");
   }
-  return DeviceLimits{properties.multiProcessorCount, static_cast<int>(properties.sharedMemPerBlockOptin)};
+  DeviceLimits limits;
+  limits.processors = properties.multiProcessorCount;
+  limits.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+  for (int i = 0; i < kClusterSizes; ++i) limits.clusters[i] = CountClusters(1 << i, limits.shared_bytes);
+  return limits;
 }
 
 Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
                                      const DeviceLimits& limits) {
-  if (shape.batch < 1 || shape.kv_heads < 1 || shape.expected_tokens < 0 || shape.window_tiles < 0) {
-    return Status(ErrorCode::kInvalidArgument, "CUDA decode attention: an empty batch, or a negative size");
-  }
-  if (shape.head_dim != 64 && shape.head_dim != 128) {
-    return Unsupported("head dim " + std::to_string(shape.head_dim) + "; the kernels have 64 and 128");
-  }
-  if (shape.query_heads < 1 || shape.query_heads > kMaxQueryHeads) {
-    return Unsupported(std::to_string(shape.query_heads) + " query heads a KV head; the kernels have 1.." +
-                       std::to_string(kMaxQueryHeads));
-  }
-  DecodeConfig config;
-  config.shape = shape;
-  config.traits = traits;
-  config.query_layout =
-      QueryBlockLayout::For(traits.key_units, traits.mean_units, shape.query_heads <= kFewQueryHeads);
-  config.stage_bytes = SharedLayout::Align(traits.record_bytes);
+  BGTQ_RETURN_IF_ERROR(CheckShape(shape));
+  DecodeConfig config = StartConfig(shape, traits);
   if (!ChooseVariant(config, limits)) {
     return Unsupported("a batch of " + std::to_string(shape.batch) + " with " +
                        std::to_string(shape.kv_heads) + " KV heads does not fit " +
                        std::to_string(limits.shared_bytes) + " bytes of shared memory; use a smaller batch");
   }
-  config.combine_by_kv_head = static_cast<int64_t>(shape.batch) * shape.kv_heads >= kByKvHeadPairs ||
-                              config.workers > kMaxWholeSplits;
+  DecodeParams unused{};
+  config.scratch_bytes = CarveScratch(config, nullptr, unused);
+  return config;
+}
+
+Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTraits& traits,
+                                       const DeviceLimits& limits, const DecodeVariant& variant, int stages,
+                                       int cluster_blocks, int workers) {
+  BGTQ_RETURN_IF_ERROR(CheckShape(shape));
+  DecodeConfig config = StartConfig(shape, traits);
+  DecodeVariant asked = variant;
+  asked.few_heads = config.part_heads <= kFewQueryHeads;
+  asked.mean = traits.mean_units > 0;
+  if (!TryVariant(config, asked, stages, 1, limits)) return Unsupported("there is no such configuration");
+  config.cluster_blocks = cluster_blocks;
+  config.workers = workers;
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
   return config;
@@ -150,6 +286,9 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& para
   params.batch = config.shape.batch;
   params.kv_heads = config.shape.kv_heads;
   params.query_heads = config.shape.query_heads;
+  params.head_parts = config.head_parts;
+  params.part_heads = config.part_heads;
+  params.work_heads = config.shape.kv_heads * config.head_parts;
   params.head_dim = config.shape.head_dim;
   params.exact_tiles = config.shape.has_exact ? 1 + config.shape.window_tiles : 0;
   params.window_tiles = config.shape.window_tiles;
@@ -157,31 +296,22 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& para
   params.max_mean_units = config.traits.mean_units;
   params.query_layout = config.query_layout;
   params.workers = config.workers;
+  params.cluster_blocks = config.cluster_blocks;
   params.stages = config.stages;
   params.stage_bytes = config.stage_bytes;
   CarveScratch(config, scratch, params);
 }
 
 Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream) {
-  return LaunchSchedule(params.coded_end, params.sinks, params.batch, params.kv_heads, params.workers,
-                        !config.variant.warp_workers, const_cast<WorkRange*>(params.ranges),
-                        const_cast<int32_t*>(params.tile_prefix), const_cast<WorkerSpan*>(params.spans),
-                        stream);
+  return LaunchSchedule(params, !config.variant.warp_workers, stream);
 }
 
-Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& given, bool overlap,
+Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
                              CUstream_st* stream) {
-  DecodeParams params = given;
-  params.combine_matrix = config.combine_by_kv_head ? params.value_fragments : params.value_rows;
-  const bool exact = params.exact_tiles > 0;
-  if (exact) BGTQ_RETURN_IF_ERROR(LaunchExactAttention(params, overlap, stream));
-  BGTQ_RETURN_IF_ERROR(LaunchQueryPrep(params, config.variant.few_heads, exact || overlap, stream));
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(config.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.shared_bytes),
-      "decode attention's shared memory"));
-  BGTQ_RETURN_IF_ERROR(Launch("decode attention", config.kernel, config.blocks, config.variant.warps * 32,
-                              config.shared_bytes, true, stream, params));
-  return LaunchCombine(params, config.combine_by_kv_head, stream);
+  if (!config.variant.warp_workers) return LaunchKernel(config, params, overlap, stream);
+  BGTQ_RETURN_IF_ERROR(LaunchQueryPrep(params, overlap, stream));
+  BGTQ_RETURN_IF_ERROR(LaunchKernel(config, params, true, stream));
+  return LaunchCombine(params, stream);
 }
 
 }  // namespace blockgtq::cuda

@@ -28,9 +28,11 @@ struct DecodeShape {
   int window_tiles = 0;         // of the ring; with has_exact
 };
 
+inline constexpr int kClusterSizes = 5;
 struct DeviceLimits {
-  int processors = 0;    // SMs
-  int shared_bytes = 0;  // a block may have
+  int processors = 0;                // SMs
+  int shared_bytes = 0;              // a block may have
+  int clusters[kClusterSizes] = {};  // of 1, 2, 4, 8, 16 blocks that run at once, a block a processor
 };
 /// Errors: kUnsupported when there is no CUDA device, or none with the instructions of the kernels (sm_90).
 Result<DeviceLimits> ReadDeviceLimits(int device);
@@ -40,16 +42,25 @@ struct DecodeConfig {
   HeadTraits traits;
   DecodeVariant variant;
   DecodeKernelPointer kernel = nullptr;
-  int blocks = 0, workers = 0, stages = 0, stage_bytes = 0, shared_bytes = 0;
-  bool combine_by_kv_head = false;
+  int head_parts = 1, part_heads = 0;  // decode_params.h
+  int workers = 0, cluster_blocks = 1, stages = 0, stage_bytes = 0, shared_bytes = 0;
   QueryBlockLayout query_layout{};
   int64_t scratch_bytes = 0;
+  /// Tokens whose probabilities are rounded to 255ths of the largest among them.
+  int rounding_tokens() const { return variant.split_tiles ? kTileTokens / 4 : kTileTokens; }
 };
 
 /// Errors: kUnsupported naming what there is no kernel for (head dim, query heads a KV head, shared memory);
 /// kInvalidArgument for an empty batch.
 Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
                                      const DeviceLimits& limits);
+
+/// The same with a given variant (its few_heads and mean follow from shape and traits), at most `stages` ring
+/// stages, cluster size and number of workers: for tests and tuning. Errors: kUnsupported as well when there
+/// is no such variant.
+Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTraits& traits,
+                                       const DeviceLimits& limits, const DecodeVariant& variant, int stages,
+                                       int cluster_blocks, int workers);
 
 /// Fills the fields of `params` that follow from the configuration: shapes, scratch pointers, kernel set-up.
 /// scratch: config.scratch_bytes of device memory, 256-byte aligned; need not be cleared.

@@ -1,14 +1,21 @@
-// Head dim 128 with value widths that only the plan knows: 8 warps, block workers.
+// Head dim 128 with value widths that only the plan knows; short contexts of every plan.
 #include "src/cuda/decode_kernel.cuh"
 #include "src/cuda/decode_kernels.h"
 
 namespace blockgtq::cuda {
+namespace {
+
+template <bool kFew, bool kMean>
+DecodeKernelPointer Pick(const DecodeVariant& v) {
+  if (v.warps != 8) return nullptr;
+  return v.split_tiles ? DecodeKernel<8, 128, kFew, 0, kMean, 1> : DecodeKernel<8, 128, kFew, 0, kMean, 4>;
+}
+
+}  // namespace
 
 DecodeKernelPointer DecodeKernel128(const DecodeVariant& v) {
-  if (v.warps != 8 || v.warp_workers) return nullptr;
-  if (v.few_heads)
-    return v.mean ? DecodeKernel<8, 128, true, 0, true, false> : DecodeKernel<8, 128, true, 0, false, false>;
-  return v.mean ? DecodeKernel<8, 128, false, 0, true, false> : DecodeKernel<8, 128, false, 0, false, false>;
+  if (v.few_heads) return v.mean ? Pick<true, true>(v) : Pick<true, false>(v);
+  return v.mean ? Pick<false, true>(v) : Pick<false, false>(v);
 }
 
 }  // namespace blockgtq::cuda

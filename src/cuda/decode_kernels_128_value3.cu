@@ -1,4 +1,4 @@
-// Head dim 128 with 3-bit values: the common plan, in every configuration.
+// Head dim 128 with 3-bit values, the common plan, for medium and long contexts.
 #include "src/cuda/decode_kernel.cuh"
 #include "src/cuda/decode_kernels.h"
 
@@ -7,13 +7,9 @@ namespace {
 
 template <bool kFew, bool kMean>
 DecodeKernelPointer Pick(const DecodeVariant& v) {
-  if (v.warp_workers) {
-    if constexpr (kFew && !kMean)
-      return v.warps == 12 ? DecodeKernel<12, 128, true, 3, false, true> : nullptr;
-    return nullptr;
-  }
-  if (v.warps == 8) return DecodeKernel<8, 128, kFew, 3, kMean, false>;
-  return v.warps == 12 ? DecodeKernel<12, 128, kFew, 3, kMean, false> : nullptr;
+  if (v.split_tiles) return nullptr;
+  if (v.warps == 8) return DecodeKernel<8, 128, kFew, 3, kMean, 4>;
+  return v.warps == 12 ? DecodeKernel<12, 128, kFew, 3, kMean, 4> : nullptr;
 }
 
 }  // namespace

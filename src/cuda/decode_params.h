@@ -10,10 +10,13 @@ inline constexpr int kTileTokens = 64;    // tokens a record
 inline constexpr int kUnitWidth = 16;     // dims a unit
 inline constexpr int kMaxGroups = 8;      // key groups of a head
 inline constexpr int kMaxKeyUnits = 16;   // of a head, padding included
-inline constexpr int kMaxQueryHeads = 8;  // query heads a KV head: the columns of one tensor product
+inline constexpr int kMaxQueryHeads = 8;  // query heads a part: the columns of one tensor product
+inline constexpr int kMaxHeadParts = 2;   // a KV head with more query heads is attended to in two parts
 inline constexpr int kFewQueryHeads = 4;  // up to so many, the low halves of queries ride in spare columns
 inline constexpr int kMaxMeanUnits = 8;
 inline constexpr int kMaxPasses = 2 * kMaxGroups;
+inline constexpr int kMeanTableBytes = 2048;  // a mean unit's part of mean_fragments
+inline constexpr int kMaxClusterBlocks = 16;
 
 /// Groups at least so wide take queries of 16 bits (hi + lo). With few heads the lo part costs half a percent
 /// of the time, so every group takes it; otherwise it is a second pass over the codes.
@@ -72,12 +75,13 @@ struct QueryBlockLayout {
   }
 };
 
-/// Tiles [begin, end) of one worker, counted over all (sequence, KV head, tile); its first is tile `tile` of
-/// the `tiles` of (sequence, head).
+/// Tiles [begin, end) of one worker, counted over all (sequence, work head, tile); its first is tile `tile`
+/// of the `tiles` of (sequence, head). A sequence without codes counts one tile a head, so that some worker
+/// writes its output.
 struct alignas(16) WorkRange {
   int32_t begin, end, sequence, head, tile, tiles, spare[2];
 };
-/// Workers whose ranges touch a (sequence, KV head): [first, first + count).
+/// Workers whose ranges touch a (sequence, work head): [first, first + count), none of them empty.
 struct alignas(8) WorkerSpan {
   int32_t first, count;
 };
@@ -86,9 +90,12 @@ struct alignas(8) SoftmaxState {
   float largest, sum;
 };
 
-/// One attention call: one layer, one new token of every sequence. Pointers are device memory.
+/// One attention call: one layer, one new token of every sequence. Pointers are device memory. A work head is
+/// a part of a KV head with up to 8 of its query heads: head_parts a KV head, in order.
 struct DecodeParams {
   int32_t batch, kv_heads, query_heads;  // query heads a KV head
+  int32_t head_parts, part_heads;  // work heads a KV head; query heads of a part (the last may have fewer)
+  int32_t work_heads;              // kv_heads * head_parts
   int32_t head_dim;
   float logit_scale;  // 1 / sqrt(head_dim) (times any model factor) * log2(e)
 
@@ -97,7 +104,7 @@ struct DecodeParams {
   const int32_t* coded_end;  // [batch]
   const int32_t* length;     // [batch]; only read when exact_tiles > 0
   int32_t sinks;
-  const int32_t* block_table;  // [batch][max_pages]
+  const int32_t* block_table;  // [batch][max_pages]; the first entry is read even where nothing is coded
   int64_t max_pages;
   const uint8_t* pool;  // the layer's part of page p starts at pool + p * page_bytes
   int64_t page_bytes;
@@ -114,7 +121,6 @@ struct DecodeParams {
   // Constants of the layer (head_table.h).
   const DeviceHead* heads;          // [kv_heads]
   const uint16_t* query_transform;  // fp16 A fragments [kv_heads][max_key_units][head_dim / 16][32][8]
-  const uint16_t* value_rows;       // fp16 [kv_heads][head_dim (rotated)][head_dim]
   const uint16_t* value_fragments;  // fp16 A fragments [kv_heads][head_dim / 16][head_dim / 16][32][8]
   const uint16_t* mean_fragments;   // fp16 A fragments [kv_heads][max_mean_units][4][32][8]
   const uint32_t* tile_phase;       // [head_dim / 2] turns a tile, in 2^-32 turns
@@ -123,20 +129,23 @@ struct DecodeParams {
   const uint16_t* queries;  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order
   uint16_t* out;            // fp16, the same shape
 
-  // Scratch of the step, shared by its layers.
+  // Scratch of the step, shared by its layers. Slot of a worker's partial of a pair: pair + worker.
   QueryBlockLayout query_layout;
-  uint8_t* query_blocks;        // [batch * kv_heads][query_layout.bytes]
-  const WorkRange* ranges;      // [workers]
-  const int32_t* tile_prefix;   // [batch + 1] tiles of earlier sequences, of one head
-  const WorkerSpan* spans;      // [batch * kv_heads]
-  float* partial;               // [batch * kv_heads + workers][8][head_dim], rotated value space
-  SoftmaxState* partial_state;  // [batch * kv_heads + workers][8]
-  float* exact_partial;         // [batch * kv_heads][exact_tiles][8][head_dim]
-  SoftmaxState* exact_state;    // [batch * kv_heads][exact_tiles][8]
+  uint8_t* query_blocks;       // [batch * work_heads][query_layout.bytes]
+  const WorkRange* ranges;     // [workers]
+  const int32_t* tile_prefix;  // [batch + 1] tiles of earlier sequences, of one head
+  const WorkerSpan* spans;     // [batch * work_heads]
+  float* partial;              // [batch * work_heads + workers][8][head_dim], normalised
+  float* partial_log_sum;      // [batch * work_heads + workers][8] log2 of the sum of exp2(logit)
+  int32_t* arrived;            // [batch * work_heads][kMaxClusterBlocks] tiles done; zero between layers
 
-  // Configuration of the attention kernel. combine_matrix: the transform that the combine kernel will read.
-  const uint16_t* combine_matrix;
-  int32_t workers, stages, stage_bytes;
+  // Configuration of the attention kernel. A worker is a cluster of blocks, or one warp.
+  int32_t workers, cluster_blocks, stages, stage_bytes;
+  bool early;  // it may start before the kernel ahead of it in the stream has finished
+
+  // Of work head h (head_parts is 1 or 2):
+  constexpr int KvHead(int h) const { return h >> (head_parts - 1); }
+  constexpr int Part(int h) const { return h & (head_parts - 1); }
 };
 
 }  // namespace blockgtq::cuda

@@ -164,7 +164,6 @@ Result<HeadTable> BuildHeadTable(std::span<const HeadPlan> heads, const HeadTrai
   HeadTable table;
   table.traits = traits;
   table.query_transform.assign(heads.size() * query_stride, 0);
-  table.value_rows.resize(heads.size() * square);
   table.value_fragments.resize(heads.size() * square);
   table.mean_fragments.assign(heads.size() * mean_stride, 0);
   for (size_t h = 0; h < heads.size(); ++h) {
@@ -178,9 +177,6 @@ Result<HeadTable> BuildHeadTable(std::span<const HeadPlan> heads, const HeadTrai
     AppendFragments(
         dim_units, dim_units, [&](int row, int col) { return plan.value_transform[col * dim + row]; },
         &table.value_fragments[h * square]);
-    for (size_t i = 0; i < square; ++i) {
-      table.value_rows[h * square + i] = FloatToHalf(plan.value_transform[i]);
-    }
     if (!plan.mean_units.empty()) MeanFragments(plan, rope, &table.mean_fragments[h * mean_stride]);
   }
   for (double radians : RopeFrequencies(rope_config)) {

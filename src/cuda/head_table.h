@@ -26,7 +26,6 @@ struct HeadTable {
   int64_t layer_bytes = 0;                // of a page's records of this layer: heads one after another
   std::vector<DeviceHead> heads;          // [kv_heads]
   std::vector<uint16_t> query_transform;  // shapes: decode_params.h
-  std::vector<uint16_t> value_rows;
   std::vector<uint16_t> value_fragments;
   std::vector<uint16_t> mean_fragments;  // empty without a mean
   std::vector<uint32_t> tile_phase;      // [head_dim / 2]

@@ -8,6 +8,9 @@
 
 namespace blockgtq::cuda {
 
+/// The warp's index in its block, in a form that the compiler knows to be the same for the whole warp.
+__device__ __forceinline__ int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
+
 /// Four bytes selected from the eight bytes of (a, b) by the nibbles of `selectors`.
 __device__ __forceinline__ uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors) {
   uint32_t r;
@@ -25,6 +28,12 @@ __device__ __forceinline__ uint32_t SelectBits(uint32_t mask, uint32_t a, uint32
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float Log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -59,6 +68,16 @@ __device__ __forceinline__ void MmaS8K16(int* d, uint32_t a0, uint32_t a1, uint3
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a0), "r"(a1), "r"(b0));
+}
+__device__ __forceinline__ void MmaS8U8K16(int* d, uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+__device__ __forceinline__ void MmaS8U8K16From(int* d, uint32_t a0, uint32_t a1, uint32_t b0, const Int4& c) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%8,%9,%10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w));
 }
 /// Signed a, unsigned b.
 __device__ __forceinline__ void MmaS8U8K32(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -121,6 +140,32 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, ui
 
 __device__ __forceinline__ void PrefetchToL2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+// ---- clusters of blocks
+__device__ __forceinline__ void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void ClusterWait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// The address of `shared` (of this block) in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared, int rank) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(shared), "r"(rank));
+  return r;
+}
+__device__ __forceinline__ float LoadCluster(uint32_t address) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+/// Adds to a counter in global memory: what this thread (and those it synchronised with) wrote before is
+/// visible to whoever sees the sum.
+__device__ __forceinline__ int AddAndPublish(int* counter, int x) {
+  int old;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0,[%1],%2;" : "=r"(old) : "l"(counter), "r"(x) : "memory");
+  return old;
 }
 
 // ---- programmatic dependent launch

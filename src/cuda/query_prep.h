@@ -1,4 +1,5 @@
-// First kernel of a layer's decode attention: queries into the rotated space, rounded to int8.
+// For warp workers (decode_warp_kernel.cu), the first of three kernels: queries into the rotated space,
+// rounded to int8. Other configurations prepare queries in the attention kernel.
 #pragma once
 
 #include "blockgtq/status.h"
@@ -8,9 +9,9 @@ struct CUstream_st;
 
 namespace blockgtq::cuda {
 
-/// Fills params.query_blocks. few_heads: lay lo queries beside the hi ones (query_heads <= kFewQueryHeads).
+/// Fills params.query_blocks for head dim 128, at most kFewQueryHeads query heads and no mean.
 /// early: it may start before the kernel ahead of it in the stream has finished; it waits for that one before
 /// it reads the queries.
-Status LaunchQueryPrep(const DecodeParams& params, bool few_heads, bool early, CUstream_st* stream);
+Status LaunchQueryPrep(const DecodeParams& params, bool early, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda

@@ -88,4 +88,49 @@ __device__ __forceinline__ void DecodeUnit(const uint32_t* codes, uint32_t (&qua
   }
 }
 
+/// Decodes the two quads of 16-token block `block` (0..3) of one unit, as DecodeUnit does all eight.
+/// kLast: whether it is block 3, whose codes of widths 3 to 5 lie apart.
+template <int kWidth, bool kLast>
+__device__ __forceinline__ void DecodeUnitBlock(const uint32_t* codes, int block, uint32_t (&quads)[2]) {
+  if constexpr (kWidth == 8) {
+    quads[0] = codes[64 * block];
+    quads[1] = codes[64 * block + 32];
+  } else if constexpr (kWidth == 1) {
+    const uint32_t s = (codes[0] >> block) & 0x11111111u;
+    quads[0] = SelectBytes(kTable1, 0, s);
+    quads[1] = SelectBytes(kTable1, 0, s >> 16);
+  } else if constexpr (kWidth == 2) {
+    const uint32_t s = (codes[(block >> 1) * 32] >> (2 * (block & 1))) & 0x33333333u;
+    quads[0] = SelectBytes(kTable2, 0, s);
+    quads[1] = SelectBytes(kTable2, 0, s >> 16);
+  } else {
+    constexpr uint32_t kLow = kWidth == 3 ? kTable3Low : kWidth == 4 ? kTable4Low : kTable5[0];
+    constexpr uint32_t kHigh = kWidth == 3 ? kTable3High : kWidth == 4 ? kTable4High : kTable5[1];
+    uint32_t s;
+    if constexpr (!kLast) {
+      s = codes[32 * block] & 0x77777777u;
+    } else {
+      uint32_t selectors[4];
+      SelectorsOfThreePlanes(codes[0], codes[32], codes[64], selectors);
+      s = selectors[3];
+    }
+    const uint32_t half[2] = {s, s >> 16};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) quads[i] = SelectBytes(kLow, kHigh, half[i]);
+    if constexpr (kWidth >= 4) {
+      const uint32_t sign = codes[(kWidth - 1) * 32] << (2 * block);
+      if constexpr (kWidth == 5) {
+        const uint32_t upper = codes[96] << (2 * block);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t large = SelectBytes(kTable5[2], kTable5[3], half[i]);
+          quads[i] = SelectBits(SelectBytes(upper << i, 0, kSpreadSigns), large, quads[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) quads[i] ^= SelectBytes(sign << i, 0, kSpreadSigns);
+    }
+  }
+}
+
 }  // namespace blockgtq::cuda

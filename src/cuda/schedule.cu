@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxWholeSpans = 512;  // (sequence, head) pairs up to which whole workers are tried
-constexpr int kSlackTiles = 8;       // imbalance that whole workers may cost
+constexpr int kSlackTiles = 8;       // a block of a worker: imbalance that whole workers may cost
 
 // The largest i with sorted[i] <= value, i < n; sorted[0] <= value.
 template <typename T>
@@ -25,21 +25,23 @@ __device__ int LastNotAbove(const T* sorted, int n, T value) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    ScheduleKernel(const int32_t* coded_end, int sinks, int batch, int kv_heads, int workers,
-                   bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans) {
+    ScheduleKernel(const int32_t* coded_end, int sinks, int batch, int heads, int workers, int tiles_a_worker,
+                   bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans,
+                   int32_t* arrived) {
   extern __shared__ int shared[];
   int* prefix = shared;             // [batch + 1]
   int* bound = shared + batch + 1;  // [workers + 1] first tile of each worker
   __shared__ int first_worker[kMaxWholeSpans + 1];
   __shared__ bool whole;
-  const int thread = threadIdx.x, pairs = batch * kv_heads;
+  const int thread = threadIdx.x, pairs = batch * heads;
+  for (int i = thread; i < pairs * kMaxClusterBlocks; i += kThreads) arrived[i] = 0;
 
   if (thread < 32) {  // prefix sums of tiles, by one warp
     int base = 0;
     if (thread == 0) prefix[0] = 0;
     for (int b0 = 0; b0 < batch; b0 += 32) {
       const int b = b0 + thread;
-      int sum = b < batch && coded_end[b] > sinks ? (coded_end[b] + kTileTokens - 1) / kTileTokens : 0;
+      int sum = b >= batch ? 0 : coded_end[b] > sinks ? (coded_end[b] + kTileTokens - 1) / kTileTokens : 1;
       for (int o = 1; o < 32; o <<= 1) {
         const int below = __shfl_up_sync(~0u, sum, o);
         if (thread >= o) sum += below;
@@ -49,25 +51,26 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  const int total = prefix[batch] * kv_heads;
-  const float share = static_cast<float>(total) / workers;
+  const int total = prefix[batch] * heads;
+  const int used = min(workers, max(pairs, total / tiles_a_worker));  // at most `total`: a pair has a tile
+  const float share = static_cast<float>(total) / used;
 
-  const bool try_whole = whole_workers && pairs <= workers && pairs <= kMaxWholeSpans && total > 0;
+  const bool try_whole = whole_workers && pairs <= used && pairs <= kMaxWholeSpans;
   if (try_whole) {
     for (int s = thread; s < pairs; s += kThreads) {
-      const int b = s / kv_heads, tiles = prefix[b + 1] - prefix[b];
-      first_worker[s + 1] = tiles > 0 ? max(1, static_cast<int>(tiles / share + 1e-3f)) : 0;
+      const int b = s / heads;
+      first_worker[s + 1] = max(1, static_cast<int>((prefix[b + 1] - prefix[b]) / share + 1e-3f));
     }
     __syncthreads();
     if (thread == 0) {
       float most = 0;
       first_worker[0] = 0;
       for (int s = 0; s < pairs; ++s) {
-        const int b = s / kv_heads, count = first_worker[s + 1];
-        if (count > 0) most = fmaxf(most, static_cast<float>(prefix[b + 1] - prefix[b]) / count);
+        const int b = s / heads, count = first_worker[s + 1];
+        most = fmaxf(most, static_cast<float>(prefix[b + 1] - prefix[b]) / count);
         first_worker[s + 1] = first_worker[s] + count;
       }
-      whole = first_worker[pairs] <= workers && most - share <= kSlackTiles;
+      whole = first_worker[pairs] <= workers && most - share <= kSlackTiles * tiles_a_worker;
     }
   } else if (thread == 0) {
     whole = false;
@@ -80,18 +83,18 @@ __global__ void __launch_bounds__(kThreads)
     if (whole) {
       if (w < first_worker[pairs]) {
         const int s = LastNotAbove(first_worker, pairs, w);
-        r.sequence = s / kv_heads;
-        r.head = s % kv_heads;
+        r.sequence = s / heads;
+        r.head = s % heads;
         r.tiles = prefix[r.sequence + 1] - prefix[r.sequence];
         r.tile = static_cast<int>(static_cast<int64_t>(r.tiles) * (w - first_worker[s]) /
                                   (first_worker[s + 1] - first_worker[s]));
-        r.begin = prefix[r.sequence] * kv_heads + r.head * r.tiles + r.tile;
+        r.begin = prefix[r.sequence] * heads + r.head * r.tiles + r.tile;
       }
-    } else if (w < workers && total > 0) {
-      r.begin = static_cast<int>(static_cast<int64_t>(total) * w / workers);
-      r.sequence = LastNotAbove(prefix, batch, r.begin / kv_heads);
+    } else if (w < used) {
+      r.begin = static_cast<int>(static_cast<int64_t>(total) * w / used);
+      r.sequence = LastNotAbove(prefix, batch, r.begin / heads);
       r.tiles = prefix[r.sequence + 1] - prefix[r.sequence];
-      const int inside = r.begin - prefix[r.sequence] * kv_heads;
+      const int inside = r.begin - prefix[r.sequence] * heads;
       r.head = inside / r.tiles;
       r.tile = inside % r.tiles;
     }
@@ -102,26 +105,28 @@ __global__ void __launch_bounds__(kThreads)
   for (int w = thread; w < workers; w += kThreads) ranges[w].end = bound[w + 1];
   for (int b = thread; b <= batch; b += kThreads) tile_prefix[b] = prefix[b];
   for (int s = thread; s < pairs; s += kThreads) {
-    const int b = s / kv_heads, tiles = prefix[b + 1] - prefix[b];
-    const int begin = prefix[b] * kv_heads + s % kv_heads * tiles;
+    const int b = s / heads, tiles = prefix[b + 1] - prefix[b];
+    const int begin = prefix[b] * heads + s % heads * tiles;
     const int first = LastNotAbove(bound, workers, begin);
     const int last = LastNotAbove(bound, workers, begin + tiles - 1);
-    spans[s] = {first, tiles > 0 ? last - first + 1 : 0};
+    spans[s] = {first, last - first + 1};
   }
 }
 
 }  // namespace
 
-Status LaunchSchedule(const int32_t* coded_end, int sinks, int batch, int kv_heads, int workers,
-                      bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans,
-                      CUstream_st* stream) {
-  const size_t shared_bytes = sizeof(int) * (static_cast<size_t>(batch) + workers + 2);
+Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_st* stream) {
+  const size_t shared_bytes = sizeof(int) * (static_cast<size_t>(params.batch) + params.workers + 2);
   if (shared_bytes > 40 * 1024) {
-    return Status(ErrorCode::kUnsupported, "CUDA decode attention: a batch of " + std::to_string(batch) +
+    return Status(ErrorCode::kUnsupported, "CUDA decode attention: a batch of " +
+                                               std::to_string(params.batch) +
                                                " sequences is more than the scheduler holds; split it");
   }
-  return Launch("schedule", ScheduleKernel, 1, kThreads, shared_bytes, false, stream, coded_end, sinks, batch,
-                kv_heads, workers, whole_workers, ranges, tile_prefix, spans);
+  return Launch("schedule", ScheduleKernel, 1, kThreads, shared_bytes, false, stream, params.coded_end,
+                params.sinks, params.batch, params.work_heads, params.workers, params.cluster_blocks,
+                whole_workers, const_cast<WorkRange*>(params.ranges),
+                const_cast<int32_t*>(params.tile_prefix), const_cast<WorkerSpan*>(params.spans),
+                params.arrived);
 }
 
 }  // namespace blockgtq::cuda

@@ -2,8 +2,6 @@
 // nothing of it is known to the host, so a captured graph stays right as sequences grow.
 #pragma once
 
-#include <cstdint>
-
 #include "blockgtq/status.h"
 #include "src/cuda/decode_params.h"
 
@@ -11,12 +9,10 @@ struct CUstream_st;
 
 namespace blockgtq::cuda {
 
-/// coded_end  [batch] device; a sequence has ceil(coded_end / 64) tiles a head, none when coded_end <= sinks
-/// ranges     [workers], tile_prefix [batch + 1], spans [batch * kv_heads]: device, overwritten
-/// whole_workers: give every (sequence, head) whole workers where that unbalances them little; then no worker
-/// crosses a border (one query block, one merge).
-Status LaunchSchedule(const int32_t* coded_end, int sinks, int batch, int kv_heads, int workers,
-                      bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans,
-                      CUstream_st* stream);
+/// Fills params.ranges, tile_prefix and spans from coded_end: a sequence has ceil(coded_end / 64) tiles a
+/// work head, and one where nothing is coded. Clears params.arrived. A worker gets at least cluster_blocks
+/// tiles where there are more workers than pairs. whole_workers: give every (sequence, head) whole workers
+/// where that unbalances them little; then no worker crosses a border (one query preparation, one merge).
+Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda

@@ -37,6 +37,10 @@ struct Case {
   float query_size = 2.0f;
   int processors = 0;            // 0: the device's
   int64_t expected_tokens = -1;  // -1: the longest
+  // A configuration by force, where warps > 0.
+  int warps = 0;
+  bool split_tiles = false;
+  int stages = 3, cluster_blocks = 1, workers = 1;
 };
 
 struct Error {
@@ -88,8 +92,17 @@ class Fixture {
     const HeadTraits traits = Require(TraitsOf(plans_), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
     DeviceLimits limits = device;
-    if (c.processors > 0) limits.processors = c.processors;
-    config_ = Require(ConfigureDecode(shape, traits, limits), "configuration");
+    if (c.processors > 0) {
+      limits = {};
+      limits.processors = c.processors;
+      limits.shared_bytes = device.shared_bytes;
+    }
+    config_ =
+        c.warps == 0
+            ? Require(ConfigureDecode(shape, traits, limits), "configuration")
+            : Require(ConfigureDecodeAs(shape, traits, limits, {c.warps, false, false, c.split_tiles, false},
+                                        c.stages, c.cluster_blocks, c.workers),
+                      "configuration");
     table_ = std::make_unique<DeviceTable>(table);
     MakePool(table, random);
     if (shape.has_exact) MakeExact(shape);
@@ -146,16 +159,18 @@ class Fixture {
         const HeadReference reference(plans_[h], rope_);
         for (int column = 0; column < c_.query_heads; ++column) {
           const size_t at = (pair * c_.query_heads + column) * c_.head_dim;
+          // The query block is of the head's part.
+          const size_t part = pair * config_.head_parts + column / config_.part_heads;
           const std::vector<double> q(&queries_[at], &queries_[at] + c_.head_dim);
           const PreparedQuery prepared =
-              ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads, column,
-                             blocks.data() + pair * config_.query_layout.bytes);
+              ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads,
+                             column % config_.part_heads, blocks.data() + part * config_.query_layout.bytes);
           o.query_distance =
               std::max(o.query_distance,
                        reference.QueryDistance(q, params_.logit_scale, config_.variant.few_heads, prepared));
           std::vector<double> rounded, exact;
           double log_rounded = reference.Attend(q, params_.logit_scale, &prepared, sequences_[pair].records,
-                                                c_.sinks, coded_[b], rounded);
+                                                c_.sinks, coded_[b], rounded, config_.rounding_tokens());
           // The definition: the codec's own reference.
           std::vector<float> defined(c_.head_dim);
           float lse;
@@ -183,9 +198,10 @@ class Fixture {
       distance = std::max(distance, o.query_distance);
     }
     const DecodeVariant& v = config_.variant;
-    std::printf("%-46s %2d warps x%d%s%s%s  rounded %.1e  exact %.1e  query %.2f\n", c_.name.c_str(), v.warps,
-                config_.stages, v.few_heads ? " few" : "", v.mean ? " mean" : "",
-                v.warp_workers ? " own" : "", rounded.relative(), exact.relative(), distance);
+    std::printf("%-46s %2d warps x%d, %dx%d%s%s%s%s  rounded %.1e  exact %.1e  query %.2f\n", c_.name.c_str(),
+                v.warps, config_.stages, config_.workers, config_.cluster_blocks, v.few_heads ? " few" : "",
+                v.mean ? " mean" : "", v.split_tiles ? " split" : "", v.warp_workers ? " own" : "",
+                rounded.relative(), exact.relative(), distance);
     std::fflush(stdout);
     Check(rounded.relative() <= kRoundedTolerance, c_.name + ": differs from the rounded reference");
     Check(exact.relative() <= (v.few_heads ? kExactTolerance16BitQueries : kExactTolerance8BitQueries),
@@ -331,6 +347,15 @@ std::vector<Case> QuickCases() {
        {30, 70}},
       {"quick: 8 heads", 128, 8, {Head(128, k5432), Head(128, k432)}, {200, 65}},
       {"quick: head dim 64", 64, 3, {Head(64, {{4, 32}, {2, 32}}, 4, {1})}, {130}, 4, {10}},
+      {"quick: warp workers",
+       128,
+       4,
+       {Head(128, k432), Head(128, k8432)},
+       {200, 65, 0},
+       4,
+       {30, 70, 9},
+       2.0f,
+       3},
   };
 }
 
@@ -356,7 +381,7 @@ std::vector<Case> AllCases() {
                        {777}});
     }
   }
-  for (int query_heads : {1, 2, 3, 5, 6, 7}) {
+  for (int query_heads : {1, 2, 3, 5, 6, 7, 9, 10, 11, 16}) {
     cases.push_back({"G" + std::to_string(query_heads) + ", heads differ, ragged",
                      128,
                      query_heads,
@@ -439,6 +464,45 @@ std::vector<Case> AllCases() {
   return cases;
 }
 
+// Every configuration on the same batch: mixed plans, ragged, sinks, window, mean.
+std::vector<Case> ConfigurationCases(bool quick) {
+  std::vector<Case> cases;
+  const auto add = [&](int warps, bool split, int stages, int blocks, int workers, int query_heads,
+                       bool mean) {
+    Case c{std::to_string(warps) + (split ? " split" : " whole") + ", clusters of " + std::to_string(blocks) +
+               " G" + std::to_string(query_heads),
+           128,
+           query_heads,
+           {Head(128, k8432, 3, mean ? std::vector<int>{0, 7} : std::vector<int>{}), Head(128, k432)},
+           {1300, 0, 65, 700},
+           4,
+           {30, 20, 70, 129}};
+    if (quick) c.coded = {300, 0, 65}, c.recent = {30, 20, 129};
+    c.warps = warps, c.split_tiles = split, c.stages = stages, c.cluster_blocks = blocks, c.workers = workers;
+    cases.push_back(c);
+  };
+  if (quick) {
+    add(8, false, 1, 1, 5, 4, true);
+    add(8, false, 2, 4, 2, 8, false);
+    add(8, true, 1, 2, 3, 8, true);
+    return cases;
+  }
+  for (const int query_heads : {3, 8}) {
+    for (const bool mean : {false, true}) {
+      for (const int blocks : {1, 2, 4, 8, 16}) {
+        for (const int workers : {1, 3, 8}) {  // segments that cross pairs, whole ones, shared pairs
+          add(8, false, 2, blocks, workers, query_heads, mean);
+          add(8, true, 2, blocks, workers, query_heads, mean);
+        }
+        add(12, false, 2, blocks, 6, query_heads, mean);
+        add(8, true, 1, blocks, 20, query_heads, mean);
+        add(8, false, 3, blocks, 20, query_heads, mean);
+      }
+    }
+  }
+  return cases;
+}
+
 // A captured step follows lengths that change on the device.
 void TestGraphFollowsLengths(const DeviceLimits& limits) {
   const Case c{"graph", 128, 4, {Head(128, k432), Head(128, k8432)}, {3000, 500}};
@@ -484,15 +548,16 @@ void TestRefusals(const DeviceLimits& limits) {
       refused(Head(128, {{5, 8}, {4, 8}, {3, 16}, {3, 16}, {3, 16}, {2, 16}, {2, 16}, {2, 16}, {1, 16}})),
       "9 key groups");
   DecodeShape shape;
-  shape.batch = 1, shape.kv_heads = 2, shape.head_dim = 128, shape.query_heads = 9;
+  shape.batch = 1, shape.kv_heads = 2, shape.head_dim = 128, shape.query_heads = 17;
   HeadTraits traits = {8, 0, 6400, 3};
-  ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "9 query heads");
+  ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "17 query heads");
   shape.query_heads = 8, shape.batch = 1 << 20;
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
 }
 
 void Run(const DeviceLimits& limits, bool quick) {
   for (const Case& c : quick ? QuickCases() : AllCases()) RunCase(c, limits);
+  for (const Case& c : ConfigurationCases(quick)) RunCase(c, limits);
   if (quick) return;
   TestGraphFollowsLengths(limits);
   TestRefusals(limits);

@@ -94,19 +94,21 @@ struct HeadReference {
 
   /// out [head_dim], normalised; returns log2 of the sum of exp2(logit), -infinity without tokens.
   /// query: as given to the kernel, not scaled; logit_scale includes log2(e). prepared: null for the exact
-  /// one. records[j]: of tokens 64 j ... Tokens [begin, end).
+  /// one. records[j]: of tokens 64 j ... Tokens [begin, end). rounding_tokens: DecodeConfig's.
   double Attend(const std::vector<double>& query, double logit_scale, const PreparedQuery* prepared,
                 std::span<const std::byte* const> records, int64_t begin, int64_t end,
-                std::vector<double>& out) const {
+                std::vector<double>& out, int rounding_tokens = kPageTokens) const {
     out.assign(plan.head_dim, 0.0);
     if (begin >= end) return -INFINITY;
     const std::vector<double> exact_query = RotatedQuery(query);
     std::vector<double> sum(plan.head_dim, 0.0);
     double largest = -INFINITY, total = 0;
-    for (int64_t tile = begin / kPageTokens; tile * kPageTokens < end; ++tile) {
-      const int first = static_cast<int>(std::max<int64_t>(begin - tile * kPageTokens, 0));
-      const int last = static_cast<int>(std::min<int64_t>(end - tile * kPageTokens, kPageTokens));
+    for (int64_t token = begin / rounding_tokens * rounding_tokens; token < end; token += rounding_tokens) {
+      const int64_t tile = token / kPageTokens;
       const std::byte* record = records[tile];
+      const int base = static_cast<int>(token % kPageTokens);
+      const int first = base + static_cast<int>(std::max<int64_t>(begin - token, 0));
+      const int last = base + static_cast<int>(std::min<int64_t>(end - token, rounding_tokens));
       double logit[kPageTokens], log_norm[kPageTokens], top = -INFINITY;
       for (int t = first; t < last; ++t) {
         logit[t] = (prepared ? RoundedLogit(*prepared, record, t)

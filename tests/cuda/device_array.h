@@ -75,20 +75,18 @@ struct DeviceTable {
   explicit DeviceTable(const HeadTable& t)
       : heads(t.heads),
         query_transform(t.query_transform),
-        value_rows(t.value_rows),
         value_fragments(t.value_fragments),
         mean_fragments(t.mean_fragments),
         tile_phase(t.tile_phase) {}
   void Bind(DecodeParams& params) const {
     params.heads = heads.data();
     params.query_transform = query_transform.data();
-    params.value_rows = value_rows.data();
     params.value_fragments = value_fragments.data();
     params.mean_fragments = mean_fragments.data();
     params.tile_phase = tile_phase.data();
   }
   DeviceArray<DeviceHead> heads;
-  DeviceArray<uint16_t> query_transform, value_rows, value_fragments, mean_fragments;
+  DeviceArray<uint16_t> query_transform, value_fragments, mean_fragments;
   DeviceArray<uint32_t> tile_phase;
 };
 

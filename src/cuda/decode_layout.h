@@ -1,0 +1,79 @@
+// Shared memory of the attention kernels: host and device agree by computing it alike.
+#pragma once
+
+#include "src/cuda/decode_params.h"
+
+namespace blockgtq::cuda {
+
+/// What every warp reads of a head, in shared memory. The passes are those of the chosen layout.
+template <bool kFew>
+struct SharedHead {
+  HeadHeader header;
+  KeyGroup group[kMaxGroups];
+  Pass passes[(kFew ? kMaxGroups : kMaxPasses) + 1];
+};
+
+constexpr int AlignShared(int bytes) { return (bytes + 127) / 128 * 128; }
+
+/// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
+struct SharedLayout {
+  int heads, prefix, query, query_bytes, query_scratch, phase, scratch, states, weights, part, part_states,
+      ring, total;
+
+  static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, int max_mean_units,
+                                    int kv_heads, int batch, int query_block_bytes, int stages,
+                                    int stage_bytes) {
+    SharedLayout s{};
+    const int slots = few ? kFewQueryHeads : kMaxQueryHeads, rings = warps / warps_a_tile;
+    int at = AlignShared((1 + 2 * rings * stages) * 8);  // barriers: the mean's table; full, empty a stage
+    s.heads = at;
+    at +=
+        AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));
+    s.prefix = at;
+    at += AlignShared((batch + 1) * 4);
+    s.query = at;  // then the mean's table
+    s.query_bytes = AlignShared(query_block_bytes);
+    at += s.query_bytes + max_mean_units * kMeanTableBytes;
+    s.query_scratch = at;
+    at += kMaxKeyUnits * 8 * 4;
+    s.phase = at;
+    if (max_mean_units > 0) at += warps * head_dim / 2 * 8;
+    // Used in turn: ExactScratch, the warps' outputs [warps][head_dim][slots], MergedOutput.
+    s.scratch = at;
+    at += warps * slots * head_dim * 4;
+    s.states = at;  // [warps][slots]
+    at += warps * slots * 8;
+    s.weights = at;  // [warps][slots]
+    at += warps * slots * 4;
+    s.part = at;  // [2][slots][head_dim]: of codes, of exact tiles
+    at += 2 * slots * head_dim * 4;
+    s.part_states = at;  // [2][slots]
+    at += 2 * slots * 8;
+    s.ring = AlignShared(at);
+    s.total = s.ring + rings * stages * stage_bytes;
+    return s;
+  }
+};
+
+/// The same for warp workers: query blocks and rings of every warp.
+struct WarpSharedLayout {
+  int heads, prefix, queries, query_bytes, ring, total;
+
+  static constexpr WarpSharedLayout For(int warps, int kv_heads, int batch, int query_block_bytes, int stages,
+                                        int stage_bytes) {
+    WarpSharedLayout s{};
+    int at = AlignShared((2 * warps + warps * stages) * 8);  // barriers: two query blocks, the stages
+    s.heads = at;
+    at += AlignShared(kv_heads * static_cast<int>(sizeof(SharedHead<true>)));
+    s.prefix = at;
+    at += AlignShared((batch + 1) * 4);
+    s.queries = at;
+    s.query_bytes = AlignShared(query_block_bytes);
+    at += 2 * warps * s.query_bytes;
+    s.ring = AlignShared(at);
+    s.total = s.ring + warps * stages * stage_bytes;
+    return s;
+  }
+};
+
+}  // namespace blockgtq::cuda

@@ -1,0 +1,252 @@
+// The end of a segment: a block's warps, a cluster's blocks and at last the workers of a (sequence, head)
+// merge their parts by log-sum-exp; the value rotation is undone once a cluster.
+#pragma once
+
+#include "src/cuda/decode_layout.h"
+#include "src/cuda/query_block.cuh"
+#include "src/cuda/tile_attention.cuh"
+
+namespace blockgtq::cuda {
+
+constexpr float kNoLogit = -1e30f;
+
+/// log2 of the sum of exp2(logit) of coded tokens, whose sums count probabilities in 255ths.
+__device__ __forceinline__ float CodedLogSum(float largest, float sum) {
+  return sum > 0 ? largest + Log2(sum) - kLog2Levels : kNoLogit;
+}
+
+/// The merge's pieces of shared memory (decode_layout.h).
+struct MergeShared {
+  float* warp_output;         // [warps][head_dim][slots]
+  SoftmaxState* warp_states;  // [warps][slots]
+  float* weights;             // [warps][slots]
+  float* part;                // [2][slots][head_dim]
+  SoftmaxState* part_states;  // [2][slots]
+};
+
+/// Query heads of a cluster as its blocks finish them, in the scratch area. Columns are the heads of one
+/// block: rank, rank + blocks, ...
+template <int kHeadDim>
+struct MergedOutput {
+  __half rotated[8][kHeadDim + 8];  // coded tokens' share, normalised, before the un-rotation
+  float exact[8][kHeadDim];         // exact tokens' share
+  float log_sum[8];
+  int last;
+};
+
+/// Merges the warps of the block into m.part[0]. Ends with the parts written but not synchronised.
+template <int kWarps, int kHeadDim, bool kFew>
+__device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& state, const MergeShared& m) {
+  constexpr int kSlots = kFew ? kFewQueryHeads : kMaxQueryHeads, kHeads = kFew ? 1 : 2;
+  const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+  float* mine = m.warp_output + warp * kSlots * kHeadDim;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    const int d = 8 * i + g;
+    if constexpr (kFew) {
+      mine[d * kSlots + tq] = state.output[i];
+    } else {
+      *reinterpret_cast<float2*>(mine + d * kSlots + 2 * tq) =
+          make_float2(state.output[2 * i], state.output[2 * i + 1]);
+    }
+  }
+  if (g == 0) {
+#pragma unroll
+    for (int e = 0; e < kHeads; ++e) {
+      m.warp_states[warp * kSlots + tq * kHeads + e] = {state.largest[e], state.sum[e]};
+    }
+  }
+  __syncthreads();
+  if (thread < kWarps * kSlots) {
+    const int column = thread % kSlots;
+    float top = kMaskedLogit;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) top = fmaxf(top, m.warp_states[i * kSlots + column].largest);
+    m.weights[thread] = Exp2(m.warp_states[thread].largest - top);
+    if (thread < kSlots) {
+      float total = 0;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) {
+        const SoftmaxState s = m.warp_states[i * kSlots + column];
+        total = fmaf(s.sum, Exp2(s.largest - top), total);
+      }
+      m.part_states[column] = {top, total};
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = thread; i < kHeadDim * kSlots / 4; i += kWarps * 32) {  // four heads of one dim
+    const int d = i / (kSlots / 4), column = i % (kSlots / 4) * 4;
+    float total[4] = {0, 0, 0, 0};
+#pragma unroll 8
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 o = *reinterpret_cast<const float4*>(m.warp_output + (w * kHeadDim + d) * kSlots + column);
+      const float4 f = *reinterpret_cast<const float4*>(m.weights + w * kSlots + column);
+      total[0] = fmaf(o.x, f.x, total[0]);
+      total[1] = fmaf(o.y, f.y, total[1]);
+      total[2] = fmaf(o.z, f.z, total[2]);
+      total[3] = fmaf(o.w, f.w, total[3]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) m.part[(column + j) * kHeadDim + d] = total[j];
+  }
+}
+
+/// Sum over the cluster's blocks of one dim of one head, for 32 dims a warp.
+struct ClusterSum {
+  float value, largest, total;
+};
+__device__ __forceinline__ ClusterSum SumCluster(const float* part, const SoftmaxState* state, int blocks) {
+  constexpr int kChunk = 8;
+  const int lane = threadIdx.x & 31;
+  const uint32_t part_address = SharedAddress(part), state_address = SharedAddress(state);
+  SoftmaxState s = {kNoLogit, 0};
+  if (lane < blocks) {
+    const uint32_t from = ClusterAddress(state_address, lane);
+    s = {LoadCluster(from), LoadCluster(from + 4)};
+  }
+  ClusterSum sum = {0, 0, 0};
+  float weight = 0;
+#pragma unroll 1
+  for (int r0 = 0; r0 < blocks; r0 += kChunk) {
+    float held[kChunk];
+#pragma unroll
+    for (int r = 0; r < kChunk; ++r) {
+      held[r] = r0 + r < blocks ? LoadCluster(ClusterAddress(part_address, r0 + r)) : 0.0f;
+    }
+    if (r0 == 0) {  // while the values are on their way
+      sum.largest = s.largest;
+#pragma unroll
+      for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) {
+        sum.largest = fmaxf(sum.largest, __shfl_xor_sync(~0u, sum.largest, o));
+      }
+      sum.largest = __shfl_sync(~0u, sum.largest, 0);
+      weight = Exp2(s.largest - sum.largest);
+      sum.total = s.sum * weight;
+#pragma unroll
+      for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) sum.total += __shfl_xor_sync(~0u, sum.total, o);
+      sum.total = __shfl_sync(~0u, sum.total, 0);
+    }
+#pragma unroll
+    for (int r = 0; r < kChunk; ++r) sum.value = fmaf(held[r], __shfl_sync(~0u, weight, r0 + r), sum.value);
+  }
+  return sum;
+}
+
+/// Merges the cluster's blocks for the heads that this block finishes.
+template <int kWarps, int kHeadDim, int kSlots>
+__device__ __forceinline__ void MergeCluster(const MergeShared& m, int rank, int blocks, int heads,
+                                             bool exact, float value_scale, MergedOutput<kHeadDim>& merged) {
+  constexpr int kChunks = kHeadDim / 32;
+  const int lane = threadIdx.x & 31, warp = WarpIndex();
+#pragma unroll 1
+  for (int task = warp; task < heads * kChunks; task += kWarps) {
+    const int column = task / kChunks, d = task % kChunks * 32 + lane, head = rank + column * blocks;
+    const ClusterSum coded = SumCluster(m.part + head * kHeadDim + d, m.part_states + head, blocks);
+    float log_sum = CodedLogSum(coded.largest, coded.total);
+    float coded_factor = coded.total > 0 ? __fdividef(value_scale, coded.total) : 0.0f, exact_value = 0;
+    if (exact) {
+      const ClusterSum e =
+          SumCluster(m.part + (kSlots + head) * kHeadDim + d, m.part_states + kSlots + head, blocks);
+      if (e.total > 0) {
+        const float exact_log_sum = e.largest + Log2(e.total), top = fmaxf(log_sum, exact_log_sum);
+        const float coded_weight = Exp2(log_sum - top), exact_weight = Exp2(exact_log_sum - top);
+        const float inverse = 1.0f / (coded_weight + exact_weight);
+        coded_factor *= coded_weight * inverse;
+        exact_value = e.value / e.total * exact_weight * inverse;
+        log_sum = top + Log2(coded_weight + exact_weight);
+      }
+    }
+    merged.rotated[column][d] = __float2half(coded.value * coded_factor);
+    merged.exact[column][d] = exact_value;
+    if (lane == 0 && task % kChunks == 0) merged.log_sum[column] = log_sum;
+  }
+}
+
+/// A warp's part of the un-rotation: output dims [16 warp, 16 warp + 16).
+template <int kHeadDim, int kWarps>
+struct ValueTransform {
+  static constexpr int kSteps = kHeadDim / kUnitWidth;
+  uint4 rows[kSteps];
+  static __device__ __forceinline__ const uint4* At(const DecodeParams& p, int head, int row_block) {
+    return reinterpret_cast<const uint4*>(p.value_fragments) +
+           static_cast<size_t>(head * kSteps + row_block) * kSteps * 32 + (threadIdx.x & 31);
+  }
+  __device__ __forceinline__ void Load(const DecodeParams& p, int head, bool used) {
+    const int warp = WarpIndex();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      rows[k] = used && warp < kSteps ? __ldg(At(p, head, warp) + k * 32) : make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
+/// Un-rotates merged.rotated, adds merged.exact and calls store(column, dim, value) for `heads` columns.
+template <int kHeadDim, int kWarps, typename Store>
+__device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int heads,
+                                         const ValueTransform<kHeadDim, kWarps>& transform,
+                                         const MergedOutput<kHeadDim>& merged, Store store) {
+  constexpr int kSteps = kHeadDim / kUnitWidth;
+  const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+#pragma unroll 1
+  for (int block = warp; block < kSteps; block += kWarps) {
+    float c[2][4] = {};  // two chains of products
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const __half* b = &merged.rotated[g][16 * k + 2 * tq];
+      const uint32_t b0 = g < heads ? *reinterpret_cast<const uint32_t*>(b) : 0;
+      const uint32_t b1 = g < heads ? *reinterpret_cast<const uint32_t*>(b + 8) : 0;
+      if (kSteps <= kWarps || block == warp) {
+        MmaF16(c[k & 1], transform.rows[k], b0, b1);
+      } else {
+        MmaF16(c[k & 1], __ldg(ValueTransform<kHeadDim, kWarps>::At(p, head, block) + k * 32), b0, b1);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int column = 2 * tq + (e & 1), d = block * kUnitWidth + g + 8 * (e >> 1);
+      if (column < heads) store(column, d, c[0][e] + c[1][e] + merged.exact[column][d]);
+    }
+  }
+}
+
+/// The last of `count` workers of a (sequence, head): merges their partials, slots first, first + 1, ... of
+/// p.partial, and writes the output of the heads that this block finishes.
+template <int kWarps, int kHeadDim>
+__device__ __forceinline__ void MergeWorkers(const DecodeParams& p, size_t first, int count, int rank,
+                                             int blocks, int heads, __half* out) {
+  constexpr int kChunks = kHeadDim / 32;
+  const int lane = threadIdx.x & 31, warp = WarpIndex();
+#pragma unroll 1
+  for (int task = warp; task < heads * kChunks; task += kWarps) {
+    const int d = task % kChunks * 32 + lane, head = rank + task / kChunks * blocks;
+    const float* partial = p.partial + (first * kMaxQueryHeads + head) * kHeadDim + d;
+    constexpr size_t kStride = static_cast<size_t>(kMaxQueryHeads) * kHeadDim;
+    float top = kNoLogit;
+    const float* log_sums = p.partial_log_sum + first * kMaxQueryHeads + head;
+    const auto log_sum_of = [&](int i) {
+      return i < count ? __ldcg(log_sums + i * kMaxQueryHeads) : kNoLogit;
+    };
+#pragma unroll 1
+    for (int i0 = 0; i0 < count; i0 += 32) top = fmaxf(top, log_sum_of(i0 + lane));
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+    float sum = 0, total = 0;
+#pragma unroll 1
+    for (int i0 = 0; i0 < count; i0 += 32) {
+      const float log_sum = log_sum_of(i0 + lane);
+      const float weight = log_sum > kNoLogit ? Exp2(log_sum - top) : 0.0f;
+      total += weight;
+      const int n = min(32, count - i0);
+#pragma unroll 4
+      for (int i = 0; i < n; ++i) {
+        sum = fmaf(__ldcg(partial + (i0 + i) * kStride), __shfl_sync(~0u, weight, i), sum);
+      }
+    }
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+    out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(total > 0 ? sum / total : 0.0f);
+  }
+}
+
+}  // namespace blockgtq::cuda

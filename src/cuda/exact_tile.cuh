@@ -1,0 +1,198 @@
+// Attention of one block to exact tiles: sinks and recent window, in fp16, on tensor cores. A warp takes 16
+// dims: of K for its part of the logits (summed over warps through shared memory), then of V for the output.
+#pragma once
+
+#include "src/cuda/decode_params.h"
+#include "src/cuda/ptx.cuh"
+#include "src/cuda/query_block.cuh"
+#include "src/cuda/tile_attention.cuh"
+
+namespace blockgtq::cuda {
+
+struct ExactTile {
+  const __half* data;  // K^T [head_dim, tokens], V [tokens, head_dim]
+  int tokens;          // slots
+  int begin, end;      // slots to attend
+};
+
+/// Exact tiles that a sequence may have now: the sinks' and those of the window.
+__device__ __forceinline__ int CountExactTiles(int sinks, int coded_end, int length) {
+  const int first = max(coded_end, sinks);
+  return 1 + (length > first ? (length - 1) / kTileTokens - first / kTileTokens + 1 : 0);
+}
+
+/// Tile 0 is the sinks', tile 1 + i the window's i-th from coded_end on.
+__device__ __forceinline__ ExactTile FindExactTile(const DecodeParams& p, int sequence, int head,
+                                                   int coded_end, int length, int tile) {
+  ExactTile t;
+  const uint8_t* exact = p.exact[sequence];
+  if (tile == 0) {
+    t.tokens = p.sink_tile_tokens;
+    t.begin = 0;
+    t.end = min(p.sinks, length);
+    t.data = reinterpret_cast<const __half*>(exact + p.sink_offset +
+                                             static_cast<size_t>(head) * 4 * p.head_dim * t.tokens);
+    return t;
+  }
+  const int first = max(coded_end, p.sinks);
+  const int page = first / kTileTokens + tile - 1;
+  t.tokens = kTileTokens;
+  t.begin = max(first - page * kTileTokens, 0);
+  t.end = min(length - page * kTileTokens, kTileTokens);
+  t.data = reinterpret_cast<const __half*>(
+      exact + p.window_offset +
+      static_cast<size_t>(head * p.window_tiles + page % p.window_tiles) * 4 * p.head_dim * kTileTokens);
+  return t;
+}
+
+template <int kHeadDim, int kSlots>
+struct ExactScratch {
+  float logits[kHeadDim / kUnitWidth][kSlots][kTileTokens];  // parts of the dot products
+  __half weights[kSlots][kTileTokens + 8];
+  float shrink[kSlots];
+};
+
+/// Attends to tiles first_tile, first_tile + tile_step, ... All threads of the block call it; `out` and
+/// `state` are ready, and `scratch` free, when it returns.
+/// out [kSlots][kHeadDim] shared: sums of exp2(logit - largest) V; state [kSlots] shared
+template <int kHeadDim, int kWarps, int kSlots>
+__device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequence, int work_head,
+                                                 int coded_end, int first_tile, int tile_step,
+                                                 ExactScratch<kHeadDim, kSlots>& scratch, float* out,
+                                                 SoftmaxState* state) {
+  constexpr int kSlices = kHeadDim / kUnitWidth, kSlicesAWarp = (kSlices + kWarps - 1) / kWarps;
+  const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+  const int length = p.length[sequence], tiles = CountExactTiles(p.sinks, coded_end, length);
+  const QueryRows rows = RowsOf(p, work_head);
+  if (thread < kSlots) state[thread] = {kMaskedLogit, 0.0f};
+  float sum[kSlicesAWarp][2][4] = {};  // head g; dims 2 (2 tq + e) + n of the slice
+#pragma unroll 1
+  for (int index = first_tile; index < tiles; index += tile_step) {
+    const ExactTile tile = FindExactTile(p, sequence, p.KvHead(work_head), coded_end, length, index);
+    if (tile.begin >= tile.end) continue;
+    const bool has_tokens = 8 * g < tile.tokens;
+    const __half* values = tile.data + static_cast<size_t>(kHeadDim) * tile.tokens;
+    for (int i = thread; i < tile.tokens * kHeadDim / 64; i += kWarps * 32) PrefetchToL2(values + 64 * i);
+#pragma unroll
+    for (int i = 0; i < kSlicesAWarp; ++i) {
+      const int slice = warp + i * kWarps;
+      if (slice >= kSlices) continue;
+      // Column g of product j is token 8 g + j: a lane's eight tokens are one load a dim.
+      uint4 k[4];  // dims 2 tq, 2 tq + 1, 2 tq + 8, 2 tq + 9
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int d = slice * kUnitWidth + 2 * tq + (r & 1) + 4 * (r & 2);
+        k[r] = has_tokens ? *reinterpret_cast<const uint4*>(tile.data + d * tile.tokens + 8 * g)
+                          : make_uint4(0, 0, 0, 0);
+      }
+      uint4 a = make_uint4(0, 0, 0, 0);
+      if (g < rows.count) {
+        const uint32_t* q =
+            reinterpret_cast<const uint32_t*>(
+                p.queries +
+                (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + g) * kHeadDim) +
+            slice * (kUnitWidth / 2);
+        a.x = q[tq];
+        a.z = q[tq + 4];
+      }
+      float c[8][4];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const auto word = [&](const uint4& v) { return j < 2 ? v.x : j < 4 ? v.y : j < 6 ? v.z : v.w; };
+        const uint32_t half = j & 1 ? 0x7632 : 0x5410;
+        c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
+        MmaF16(c[j], a, SelectBytes(word(k[0]), word(k[1]), half), SelectBytes(word(k[2]), word(k[3]), half));
+      }
+      if (g < kSlots) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float4* to = reinterpret_cast<float4*>(&scratch.logits[slice][g][8 * (2 * tq + e)]);
+          to[0] = make_float4(c[0][e], c[1][e], c[2][e], c[3][e]);
+          to[1] = make_float4(c[4][e], c[5][e], c[6][e], c[7][e]);
+        }
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int h = warp; h < kSlots; h += kWarps) {  // softmax of one head
+      float logit[2], top = kMaskedLogit;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = lane + 32 * i;
+        float dot = 0;
+#pragma unroll
+        for (int s = 0; s < kSlices; ++s) dot += scratch.logits[s][h][token];
+        logit[i] = token >= tile.begin && token < tile.end ? dot * p.logit_scale : kMaskedLogit;
+        top = fmaxf(top, logit[i]);
+      }
+#pragma unroll
+      for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+      const SoftmaxState old = state[h];
+      top = fmaxf(top, old.largest);
+      float total = 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float w = Exp2(logit[i] - top);
+        scratch.weights[h][lane + 32 * i] = __float2half(w);
+        total += w;
+      }
+#pragma unroll
+      for (int o = 16; o > 0; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+      __syncwarp();
+      if (lane == 0) {
+        const float shrink = Exp2(old.largest - top);
+        scratch.shrink[h] = shrink;
+        state[h] = {top, fmaf(old.sum, shrink, total)};
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSlicesAWarp; ++i) {
+      const int slice = warp + i * kWarps;
+      if (slice >= kSlices) continue;
+      if (g < kSlots) {
+        const float shrink = scratch.shrink[g];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          sum[i][n][0] *= shrink;
+          sum[i][n][1] *= shrink;
+        }
+      }
+#pragma unroll 2
+      for (int s = 0; s < kTileTokens / 16; ++s) {
+        uint32_t v[4];  // tokens 2 tq (+ 0, 1, 8, 9), dims 2 g, 2 g + 1
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int token = 16 * s + 2 * tq + (r & 1) + 4 * (r & 2);
+          v[r] =
+              token >= tile.begin && token < tile.end
+                  ? *reinterpret_cast<const uint32_t*>(values + token * kHeadDim + slice * kUnitWidth + 2 * g)
+                  : 0;
+        }
+        uint4 a = make_uint4(0, 0, 0, 0);
+        if (g < kSlots) {
+          a.x = *reinterpret_cast<const uint32_t*>(&scratch.weights[g][16 * s + 2 * tq]);
+          a.z = *reinterpret_cast<const uint32_t*>(&scratch.weights[g][16 * s + 2 * tq + 8]);
+        }
+        MmaF16(sum[i][0], a, SelectBytes(v[0], v[1], 0x5410), SelectBytes(v[2], v[3], 0x5410));
+        MmaF16(sum[i][1], a, SelectBytes(v[0], v[1], 0x7632), SelectBytes(v[2], v[3], 0x7632));
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kSlicesAWarp; ++i) {
+    const int slice = warp + i * kWarps;
+    if (slice >= kSlices || g >= kSlots) continue;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        out[g * kHeadDim + slice * kUnitWidth + 2 * (2 * tq + e) + n] = sum[i][n][e];
+      }
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace blockgtq::cuda

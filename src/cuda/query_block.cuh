@@ -1,0 +1,227 @@
+// Prepares the queries of one (sequence, head) in shared memory, by one block: q~ = (T^-T) q * scale by fp16
+// tensor products, then one scale a (query head, key group) and int8 codes: hi, and lo = 256 times what hi
+// left, for groups of at least LowQueryWidth() bits.
+#pragma once
+
+#include "src/cuda/decode_params.h"
+#include "src/cuda/ptx.cuh"
+
+namespace blockgtq::cuda {
+
+// With few heads the attention kernel adds log2(scale) to the norm's exponent in fp32 at magnitude 1028: the
+// scale is put on that grid before the query is rounded, so nothing is lost.
+constexpr float kScaleGrid = 8192.0f;
+// ByteAt15() gives 2^15 + norm byte; a 32nd of it is 1024 + log2(norm) + 4.
+constexpr float kNormExponentBias = 1028.0f;
+constexpr int kLowBits = 8;  // lo counts 2^-8 of hi's step
+
+/// What a head's queries need of DeviceHead, in shared memory.
+struct QueryHead {
+  int groups, key_units;
+  const KeyGroup* group;
+};
+
+/// Query rows of a work head: `count` of them from `first` on, counted over one sequence's query heads.
+struct QueryRows {
+  int first, count;
+};
+__device__ __forceinline__ QueryRows RowsOf(const DecodeParams& p, int work_head) {
+  const int skipped = p.Part(work_head) * p.part_heads;
+  return {p.KvHead(work_head) * p.query_heads + skipped, min(p.part_heads, p.query_heads - skipped)};
+}
+
+/// Scratch of PrepareQueries in shared memory: the largest of a unit's dims.
+struct QueryScratch {
+  float largest[kMaxKeyUnits][8];
+};
+
+/// The warp's part of T^-T, loaded ahead: units warp, warp + kWarps, ... of the array's max_key_units (those
+/// a head lacks are zero).
+template <int kHeadDim, int kWarps>
+struct QueryTransform {
+  static constexpr int kSteps = kHeadDim / kUnitWidth;
+  uint4 first_unit[kSteps];
+
+  static __device__ __forceinline__ const uint4* At(const DecodeParams& p, int head, int unit) {
+    return reinterpret_cast<const uint4*>(p.query_transform) +
+           static_cast<size_t>(head * p.max_key_units + unit) * kSteps * 32 + (threadIdx.x & 31);
+  }
+  /// Defines every register, so that none is live across the tiles.
+  __device__ __forceinline__ void Load(const DecodeParams& p, int head) {
+    const int warp = WarpIndex();
+    const uint4* a = At(p, head, warp);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      first_unit[k] = warp < p.max_key_units ? __ldg(a + k * 32) : make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
+/// The queries as the warp's B fragments: dims along the reduction, heads as columns.
+template <int kHeadDim>
+struct QueryFragments {
+  static constexpr int kSteps = kHeadDim / kUnitWidth;
+  uint32_t b0[kSteps], b1[kSteps];
+
+  __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int work_head) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
+    const QueryRows rows = RowsOf(p, work_head);
+    const uint32_t* q = reinterpret_cast<const uint32_t*>(
+        p.queries + (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + g) * kHeadDim);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      b0[k] = g < rows.count ? q[8 * k + tq] : 0;
+      b1[k] = g < rows.count ? q[8 * k + tq + 4] : 0;
+    }
+  }
+};
+
+/// Fills the query block `block` (QueryBlockLayout), all but its mean part. Every thread of the block calls
+/// it; the block's bytes are ready after the next __syncthreads.
+template <int kHeadDim, int kWarps, bool kFew>
+__device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
+                                               const QueryTransform<kHeadDim, kWarps>& transform,
+                                               const QueryFragments<kHeadDim>& queries, QueryScratch& scratch,
+                                               uint8_t* block) {
+  constexpr int kSteps = kHeadDim / kUnitWidth;
+  constexpr int kUnitsAWarp = (kMaxKeyUnits + kWarps - 1) / kWarps;
+  const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+  const QueryRows rows = RowsOf(p, work_head);
+  float rotated[kUnitsAWarp][4];  // dims g, g (column + 1), g + 8, g + 8 of columns 2 tq, 2 tq + 1
+  if (warp < p.max_key_units) {
+#pragma unroll
+    for (int i = 0; i < kUnitsAWarp; ++i) {
+      const int u = warp + i * kWarps;
+      float(&c)[4] = rotated[i];
+      c[0] = c[1] = c[2] = c[3] = 0;
+      if (u >= p.max_key_units) continue;
+      const uint4* a = QueryTransform<kHeadDim, kWarps>::At(p, p.KvHead(work_head), u);
+      float odd[4] = {0, 0, 0, 0};  // two chains of products
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        MmaF16(k & 1 ? odd : c, i == 0 ? transform.first_unit[k] : __ldg(a + k * 32), queries.b0[k],
+               queries.b1[k]);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) c[j] += odd[j];
+      float top0, top1;
+#pragma unroll
+      for (float& x : c) x *= p.logit_scale;
+      top0 = fmaxf(fabsf(c[0]), fabsf(c[2]));
+      top1 = fmaxf(fabsf(c[1]), fabsf(c[3]));
+#pragma unroll
+      for (int o = 4; o < 32; o <<= 1) {
+        top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, o));
+        top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, o));
+      }
+      if (g == 0) *reinterpret_cast<float2*>(&scratch.largest[u][2 * tq]) = make_float2(top0, top1);
+    }
+  }
+  uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
+#pragma unroll 1
+  for (int i = thread; i < p.query_layout.mean / 16; i += kWarps * 32) words[i] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < kUnitsAWarp; ++i) {
+    const int u = warp + i * kWarps;
+    if (u >= head.key_units) continue;
+    int index = 0, pass = 0;  // the group, and its first pass in the list of its layout
+#pragma unroll 1
+    while (u >= head.group[index].first_unit + head.group[index].units) {
+      pass += !kFew && head.group[index].width >= LowQueryWidth(false) ? 2 : 1;
+      ++index;
+    }
+    const KeyGroup group = head.group[index];
+    const bool has_low = group.width >= LowQueryWidth(kFew), writes_scale = u == group.first_unit && g == 0;
+    float2 largest = make_float2(0, 0);
+#pragma unroll 1
+    for (int v = group.first_unit; v < group.first_unit + group.units; ++v) {
+      const float2 other = *reinterpret_cast<const float2*>(&scratch.largest[v][2 * tq]);
+      largest = make_float2(fmaxf(largest.x, other.x), fmaxf(largest.y, other.y));
+    }
+    float* scales = reinterpret_cast<float*>(block + p.query_layout.scale) + pass * 8;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int column = 2 * tq + e;
+      if (column >= rows.count) continue;
+      const float top = e ? largest.y : largest.x;
+      float inverse_step = top > 0 ? __fdividef(127.0f, top) : 1.0f;
+      if (kFew) {
+        const float log_scale =
+            ceilf(Log2(group.scale * __fdividef(1.0f, inverse_step)) * kScaleGrid) * (1 / kScaleGrid);
+        inverse_step = group.scale * Exp2(-log_scale);
+        if (writes_scale) scales[2 * column] = log_scale - kNormExponentBias - (has_low ? kLowBits : 0);
+      } else if (writes_scale) {
+        const float scale = group.scale * __fdividef(1.0f, inverse_step);
+        scales[column] = scale;
+        if (has_low) scales[8 + column] = scale * (1.0f / (1 << kLowBits));
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {  // dims g + 8 r
+        const float v = rotated[i][2 * r + e] * inverse_step;
+        const int high = max(-127, min(127, __float2int_rn(v))), d = g + 8 * r;
+        uint8_t* to = block + (u * 32 + (d >> 2)) * 4 + (d & 3);
+        to[(kFew ? 2 * column : column) * 16] = static_cast<uint8_t>(high);
+        if (has_low) {
+          const int low = max(-127, min(127, __float2int_rn((v - high) * (1 << kLowBits))));
+          to[kFew ? (2 * column + 1) * 16 : p.query_layout.lo + column * 16] = static_cast<uint8_t>(low);
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  // Where the dot products of a pass start. Codes of 4 and 5 bits stand for n + 1/2: half the sum of q.
+#pragma unroll 1
+  for (int i = thread; i < kMaxPasses * 8; i += kWarps * 32) {
+    const int column = i & 7;
+    int index = 0, pass = 0, low = 0;
+#pragma unroll 1
+    for (; index < head.groups; ++index) {
+      const int passes = !kFew && head.group[index].width >= LowQueryWidth(false) ? 2 : 1;
+      low = (i >> 3) - pass;
+      if (low < passes) break;
+      pass += passes;
+    }
+    if (index == head.groups) break;
+    const KeyGroup group = head.group[index];
+    int sum = 0;
+    if (group.width == 4 || group.width == 5) {
+      const uint8_t* from = block + (low ? p.query_layout.lo : 0) + group.first_unit * 128 + column * 16;
+#pragma unroll 1
+      for (int u = 0; u < group.units; ++u) {
+        const int4 q = *reinterpret_cast<const int4*>(from + u * 128);
+        sum = __dp4a(q.x, 0x01010101, __dp4a(q.y, 0x01010101, sum));
+        sum = __dp4a(q.z, 0x01010101, __dp4a(q.w, 0x01010101, sum));
+      }
+    }
+    reinterpret_cast<int*>(block + p.query_layout.start)[i] = kAccumulatorStart + (sum >> 1);
+  }
+}
+
+/// The queries of the mean's frequency blocks, unrotated: lane 4 column + t holds blocks t and t + 4 of a
+/// unit. The mean part must be zero where no head is.
+template <int kHeadDim, int kWarps, bool kFew>
+__device__ __forceinline__ void CopyMeanQueries(const DecodeParams& p, int sequence, int work_head,
+                                                const HeadHeader& header, uint8_t* block) {
+  float4* mean = reinterpret_cast<float4*>(block + p.query_layout.mean);
+  const QueryRows rows = RowsOf(p, work_head);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < header.mean_units * 32; i += kWarps * 32) {
+    const int unit = i >> 5, column = kFew ? i >> 3 & 3 : i >> 2 & 7, t = i & 3;
+    float4 value = make_float4(0, 0, 0, 0);
+    if (column < rows.count && !(kFew && i & 4)) {
+      const __half2* q = reinterpret_cast<const __half2*>(
+          p.queries +
+          (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + column) * kHeadDim);
+      const int first = header.mean_unit[unit] * 8 + t;
+      const float2 low = __half22float2(q[first]), high = __half22float2(q[first + 4]);
+      value = make_float4(low.x * p.logit_scale, low.y * p.logit_scale, high.x * p.logit_scale,
+                          high.y * p.logit_scale);
+    }
+    mean[i] = value;
+  }
+}
+
+}  // namespace blockgtq::cuda

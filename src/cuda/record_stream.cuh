@@ -1,0 +1,112 @@
+// How records reach a warp: a ring of shared-memory stages filled by bulk copies, tiles in the order of the
+// worker's range.
+#pragma once
+
+#include "src/cuda/decode_params.h"
+#include "src/cuda/ptx.cuh"
+
+namespace blockgtq::cuda {
+
+/// A walk over (sequence, head) pairs in order; tile: the first still to do of `tiles`.
+struct Segment {
+  int sequence, head, tile, tiles;
+  __device__ __forceinline__ void Next(const int* tile_prefix, int work_heads) {
+    tile = 0;
+    if (++head == work_heads) {
+      head = 0;
+      ++sequence;
+      tiles = tile_prefix[sequence + 1] - tile_prefix[sequence];
+    }
+  }
+};
+
+/// Issues the copies of tiles at positions first + step * k (k = 0, 1, ...) of [begin, end). One warp runs
+/// it; lane k & 31 copies tile k, whose address it found a batch of 32 earlier. A tile of a sequence without
+/// codes completes its barrier without bytes.
+template <typename SharedHead>
+struct RecordStream {
+  const DecodeParams& p;
+  const SharedHead* heads;
+  const int* tile_prefix;
+  uint32_t barriers, stages_address;  // shared addresses: a barrier and stage_bytes a stage
+  int first, step, end;
+  Segment fetch_segment;  // starts (at its tile) at position fetch_at
+  int fetch_at, next_copy = 0;
+  const uint8_t *address = nullptr, *next_address = nullptr;
+  int bytes = -1, next_bytes = -1;  // -1: there is no such tile
+
+  __device__ __forceinline__ RecordStream(const DecodeParams& params, const SharedHead* shared_heads,
+                                          const int* prefix, uint32_t barrier, uint32_t stages, int begin,
+                                          int first_position, int position_step, int range_end,
+                                          const Segment& start)
+      : p(params),
+        heads(shared_heads),
+        tile_prefix(prefix),
+        barriers(barrier),
+        stages_address(stages),
+        first(first_position),
+        step(position_step),
+        end(range_end),
+        fetch_segment(start),
+        fetch_at(begin) {
+    Fetch(0, address, bytes);
+    // One stage now, the rest when the first tile is there: a deeper first burst would queue every warp's
+    // first tile behind the others' second.
+    if ((threadIdx.x & 31) == 0 && bytes >= 0) Copy(0);
+    if (first + step * 32 < end) Fetch(32, next_address, next_bytes);
+    next_copy = p.stages;
+  }
+
+  __device__ __forceinline__ void FillAfterFirst() {
+    const int lane = threadIdx.x & 31;
+    if (lane > 0 && lane < p.stages && bytes >= 0) Copy(lane);
+  }
+
+  __device__ __forceinline__ bool HasNext() const { return first + step * next_copy < end; }
+
+  /// Refills `stage`, which the warp has read.
+  __device__ __forceinline__ void Refill(int stage) {
+    if ((next_copy & 31) == 0) {
+      address = next_address;
+      bytes = next_bytes;
+      next_bytes = -1;
+      if (first + step * (next_copy + 32) < end) Fetch(next_copy + 32, next_address, next_bytes);
+    }
+    if (static_cast<int>(threadIdx.x & 31) == (next_copy & 31) && bytes >= 0) Copy(stage);
+    ++next_copy;
+  }
+
+ private:
+  __device__ __forceinline__ void Fetch(int k0, const uint8_t*& record, int& size) {
+    const int x = first + step * (k0 + static_cast<int>(threadIdx.x & 31));
+    size = -1;
+    record = nullptr;
+    if (x < end) {
+      Segment s = fetch_segment;
+      int at = fetch_at;
+#pragma unroll 1
+      while (x - at >= s.tiles - s.tile) {
+        at += s.tiles - s.tile;
+        s.Next(tile_prefix, p.work_heads);
+      }
+      const HeadHeader& header = heads[p.KvHead(s.head)].header;
+      const int page = __ldg(p.block_table + s.sequence * p.max_pages + s.tile + (x - at));
+      const bool coded = __ldg(p.coded_end + s.sequence) > p.sinks;
+      record = p.pool + (coded ? page : 0) * p.page_bytes + header.record_offset;
+      size = coded ? header.record_bytes : 0;
+    }
+    const int next = first + step * (k0 + 32);
+#pragma unroll 1
+    while (next < end && next - fetch_at >= fetch_segment.tiles - fetch_segment.tile) {
+      fetch_at += fetch_segment.tiles - fetch_segment.tile;
+      fetch_segment.Next(tile_prefix, p.work_heads);
+    }
+  }
+  __device__ __forceinline__ void Copy(int stage) {
+    const uint32_t barrier = barriers + 8 * stage;
+    BarrierExpect(barrier, bytes);
+    if (bytes > 0) BulkCopy(stages_address + stage * p.stage_bytes, address, bytes, barrier);
+  }
+};
+
+}  // namespace blockgtq::cuda
