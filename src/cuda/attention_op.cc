@@ -15,8 +15,6 @@
 namespace blockgtq::cuda {
 namespace {
 
-/// Prefix tokens that are unpacked at a time: bounds the scratch to 64 KiB tokens' keys and values in fp16.
-constexpr int64_t kPrefixTokens = 65536;
 /// Slots past the last token that a library kernel may multiply by zero.
 constexpr int64_t kSlackTokens = 128;
 constexpr int32_t kNoError = std::numeric_limits<int32_t>::max();
@@ -26,9 +24,6 @@ int64_t PowerOfTwo(int64_t at_least) {
   while (size < at_least) size *= 2;
   return size;
 }
-
-/// First token of the piece of the prefix that is attended to together with a chunk's own tokens.
-int64_t LastPiece(const Segment& s) { return s.coded / kPrefixTokens * kPrefixTokens; }
 
 }  // namespace
 
@@ -243,7 +238,7 @@ Status AttentionOp::Unpack(const Segment& s, int layer, int64_t first, int64_t c
 /// the prefix, which holds the exact tokens, goes together with the chunk; the others are merged in.
 Status AttentionOp::AttendChunk(const AttentionCall& call, const AttentionRows& rows, const Segment& s) {
   const CacheGeometry& g = cache_.geometry();
-  const int64_t kv_cols = int64_t{g.kv_heads} * g.head_dim, base = LastPiece(s);
+  const int64_t kv_cols = int64_t{g.kv_heads} * g.head_dim, base = s.scratch_first;
   const int64_t own = s.position - base, tokens = s.longest - base;
   const int64_t room = (std::max(tokens, base > 0 ? kPrefixTokens : 0) + kSlackTokens) * kv_cols *
                        static_cast<int64_t>(sizeof(uint16_t));

@@ -106,9 +106,11 @@ void StepBatch::PlanSlice(const BatchSlice& slice, int64_t table_row) {
       AddRow(slice, p, strict && at_once ? p + 1 : coded, p + 1, keeps_window);
     }
     s.first_job = static_cast<int64_t>(jobs_.size());
-    // Rows of its own (at once) are counted from the batch's first, a chunk's are numbered by position.
+    // Encoded rows: its own (at once) are counted from the batch's first, a chunk's from its scratch's.
+    s.scratch_first = coded / kPrefixTokens * kPrefixTokens;
     if (packed) {
-      AddJobs(slice.sequence, coded, coded_after, s.chunk ? coded : s.first_row + (coded - position));
+      AddJobs(slice.sequence, coded, coded_after,
+              s.chunk ? coded - s.scratch_first : s.first_row + (coded - position));
     }
     s.jobs = static_cast<int32_t>(jobs_.size() - static_cast<size_t>(s.first_job));
     s.counter = static_cast<int64_t>(counts_.size());
