@@ -57,6 +57,13 @@ class BenchCommand : public Command {
         std::min(options_.context,
                  std::max(deepest, int64_t{64}) + std::max({options_.prompt, options_.generate, int64_t{1}}));
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
+    if (cache_.choice.simulated != nullptr) {
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("recipe {} is simulated: its speed means nothing; choose a packed recipe, fp16 or "
+                      "fp32",
+                      cache_.choice.recipe));
+    }
     // Every sequence fills whole pages.
     const int64_t room = (tokens + kPageTokens - 1) / kPageTokens * kPageTokens * options_.sequences;
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, room));

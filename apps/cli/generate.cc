@@ -64,6 +64,12 @@ class GenerateCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> prompt, PromptTokens(*model, text));
     BGTQ_ASSIGN_OR_RETURN(const int64_t tokens, ContextTokens(*model, static_cast<int64_t>(prompt.size())));
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
+    if (cache_.choice.simulated != nullptr && !session_.empty()) {
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("--session: recipe {} is simulated and has no sessions; choose a packed recipe",
+                      cache_.choice.recipe));
+    }
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
                           Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));

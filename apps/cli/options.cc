@@ -83,7 +83,7 @@ void CacheFlags::AddSeed(CLI::App& app) {
 /// An uncompressed cache has none of these: refuse them rather than ignore them.
 Status CacheFlags::CheckUncompressed() const {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
-  if (recipe->kind == CacheKind::kPacked) return Status::Ok();
+  if (recipe->kind == CacheKind::kPacked || recipe->kind == CacheKind::kSimulated) return Status::Ok();
   for (const CLI::Option* option : {k_, v_, sinks_, recent_, no_buffer_}) {
     if (option->count() > 0) {
       return Status(ErrorCode::kInvalidArgument,
@@ -94,13 +94,31 @@ Status CacheFlags::CheckUncompressed() const {
   return Status::Ok();
 }
 
+/// What is part of a recipe (its one width, its exact tokens) holds where the user asks for nothing else.
+Status CacheFlags::TakeRecipeSettings() {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
+  if (recipe->k_bits > 0 && k_->count() == 0) choice.k_bits = recipe->k_bits;
+  if (recipe->v_bits > 0 && v_->count() == 0) choice.v_bits = recipe->v_bits;
+  if (recipe->recent < 0 || no_buffer || sinks_->count() + recent_->count() > 0) return Status::Ok();
+  choice.sinks = recipe->sinks;
+  choice.recent = recipe->recent;
+  Log(fmt::format("recipe {}: --sinks {} --recent {}, which are part of it", recipe->name, recipe->sinks,
+                  recipe->recent));
+  return Status::Ok();
+}
+
 Result<std::optional<Plan>> CacheFlags::ObtainPlan(LoadedModel& model) {
   if (no_buffer) choice.sinks = choice.recent = 0;
-  if (plan_->count() == 0) BGTQ_RETURN_IF_ERROR(CheckUncompressed());
+  if (plan_->count() == 0) {
+    BGTQ_RETURN_IF_ERROR(CheckUncompressed());
+    BGTQ_RETURN_IF_ERROR(TakeRecipeSettings());
+  }
   Progress progress("calibrating");
+  const auto update = [&](double done) { progress.Update(done); };
   BGTQ_ASSIGN_OR_RETURN(std::optional<Plan> plan,
-                        blockgtq::ObtainPlan(model, choice, BundledCalibrationText(), Log,
-                                             [&](double done) { progress.Update(done); }));
+                        blockgtq::ObtainPlan(model, choice, BundledCalibrationText(), Log, update));
+  BGTQ_ASSIGN_OR_RETURN(choice.simulated,
+                        ObtainSimulated(model, choice, BundledCalibrationText(), Log, update));
   if (plan.has_value()) {
     choice.recipe = plan->recipe;
     choice.k_bits = plan->k_bits;
@@ -111,7 +129,9 @@ Result<std::optional<Plan>> CacheFlags::ObtainPlan(LoadedModel& model) {
 
 std::string CacheFlags::Name() const {
   const Result<const Recipe*> recipe = FindRecipe(choice.recipe);
-  if (!recipe.ok() || (*recipe)->kind != CacheKind::kPacked) return choice.recipe;
+  if (!recipe.ok() || (*recipe)->kind == CacheKind::kHalf || (*recipe)->kind == CacheKind::kFloat) {
+    return choice.recipe;
+  }
   return fmt::format("{} {}", choice.recipe, BitsName(choice.k_bits, choice.v_bits));
 }
 

@@ -30,14 +30,15 @@ struct CacheFlags {
   void Add(CLI::App& app);
   /// -s: of the rotations, for commands that draw nothing else.
   void AddSeed(CLI::App& app);
-  /// The plan (nullopt for uncompressed recipes), with what was found or made logged; then choice names what
-  /// is used.
+  /// The plan (nullopt for uncompressed and simulated recipes), with what was found or made logged; then
+  /// choice names what is used, and holds a simulated recipe's heads.
   Result<std::optional<Plan>> ObtainPlan(LoadedModel& model);
   /// "aligned K3V3", "fp16": once the plan is known.
   std::string Name() const;
 
  private:
   Status CheckUncompressed() const;
+  Status TakeRecipeSettings();
   CLI::Option *k_ = nullptr, *v_ = nullptr, *recipe_ = nullptr, *plan_ = nullptr, *sinks_ = nullptr,
               *recent_ = nullptr, *no_buffer_ = nullptr;
 };

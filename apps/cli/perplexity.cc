@@ -82,14 +82,17 @@ class PerplexityCommand : public Command {
  private:
   Status Report(const LoadedModel& model, const std::optional<Plan>& plan, CacheKind kind,
                 const PerplexityResult& r) {
-    const double bytes = BytesPerTokenPerHead(model, plan, kind);
+    const SimulatedHeads* simulated = cache_.choice.simulated.get();
+    const double bytes = simulated != nullptr ? simulated->bytes_per_token_per_head()
+                                              : BytesPerTokenPerHead(model, plan, kind);
     const char* mode = options_.strict ? "strict" : "production";
-    const bool packed = kind == CacheKind::kPacked;
+    const bool coded = kind == CacheKind::kPacked || kind == CacheKind::kSimulated;
     const std::string cache_name =
-        packed ? fmt::format("{} {}, {:.1f} stored bytes a token a head, {} sinks, {} recent",
-                             cache_.choice.recipe, BitsName(cache_.choice.k_bits, cache_.choice.v_bits),
-                             bytes, cache_.choice.sinks, cache_.choice.recent)
-               : fmt::format("{}, {:.0f} bytes a token a head", cache_.choice.recipe, bytes);
+        coded ? fmt::format("{} {}, {:.1f} stored bytes a token a head, {} sinks, {} recent{}",
+                            cache_.choice.recipe, BitsName(cache_.choice.k_bits, cache_.choice.v_bits), bytes,
+                            cache_.choice.sinks, cache_.choice.recent,
+                            simulated != nullptr ? ", simulated: no packed kernel" : "")
+              : fmt::format("{}, {:.0f} bytes a token a head", cache_.choice.recipe, bytes);
     fmt::print("cache: {}; mode: {}; {} positions of {} windows of {}\n", cache_name, mode, r.tokens,
                r.windows, options_.window);
     fmt::print("Final estimate: PPL = {:.4f} +/- {:.5f}\n", r.ppl, r.ppl_se);
@@ -104,12 +107,13 @@ class PerplexityCommand : public Command {
                            {"activations", model_.activations},
                            {"recipe", cache_.choice.recipe},
                            {"bytes_per_token_per_head", bytes}};
-    if (packed) {
+    if (coded) {
       json["k_bits"] = cache_.choice.k_bits;
       json["v_bits"] = cache_.choice.v_bits;
       json["sinks"] = cache_.choice.sinks;
       json["recent"] = cache_.choice.recent;
-      json["plan_seed"] = plan->seed;
+      json["plan_seed"] = plan.has_value() ? plan->seed : cache_.choice.plan_seed;
+      json["simulated"] = simulated != nullptr;
     }
     if (kld_) {
       fmt::print("fp16 cache:     PPL = {:.4f}\n", r.base_ppl);

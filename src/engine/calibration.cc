@@ -57,6 +57,19 @@ class HeadCollector : public AttentionObserver {
   std::vector<HeadCalibration> vectors_;
 };
 
+/// Sixteen bytes a token is more than any text of these vocabularies takes on average.
+std::string_view TextHead(std::string_view text, int64_t tokens) {
+  return text.substr(0, static_cast<size_t>(std::max<int64_t>(tokens, 0)) * 16);
+}
+
+Status CheckHasPlan(const Recipe& recipe) {
+  if (recipe.kind == CacheKind::kPacked) return Status::Ok();
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("recipe {}: {} and has no plan to calibrate", recipe.name,
+                  recipe.kind == CacheKind::kSimulated ? "is simulated" : "keeps an uncompressed cache"));
+}
+
 }  // namespace
 
 Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
@@ -87,11 +100,7 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
-  if (recipe->kind != CacheKind::kPacked) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("recipe {}: keeps an uncompressed cache and has no plan to calibrate", recipe_name));
-  }
+  BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
   Plan plan;
   plan.recipe = recipe_name;
   plan.k_bits = bits.k_bits;
@@ -110,17 +119,15 @@ Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration>
   return plan;
 }
 
-namespace {
+Result<SimulatedHeads> MakeSimulated(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                                     const std::string& recipe_name, const RecipeOptions& bits) {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
+  const ModelConfig& config = model.config();
+  return Simulate(*recipe,
+                  {config.layers, config.kv_heads, std::make_shared<RopeTable>(config.rope), measured}, bits);
+}
 
-/// What plan_head would say of the bits, before minutes are spent on measuring: it is asked with a made-up
-/// head.
-Status CheckRecipe(const LoadedModel& model, const CalibrationOptions& options) {
-  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(options.recipe));
-  if (recipe->kind != CacheKind::kPacked) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("recipe {}: keeps an uncompressed cache and has no plan to calibrate", options.recipe));
-  }
+Status CheckRecipeBits(const LoadedModel& model, const Recipe& recipe, const RecipeOptions& bits) {
   const int dim = model.config().head_dim;
   HeadCalibration sample;
   StatisticsAccumulator accumulator(dim);
@@ -133,22 +140,18 @@ Status CheckRecipe(const LoadedModel& model, const CalibrationOptions& options) 
     sample.values.insert(sample.values.end(), x.begin(), x.end());
   }
   sample.statistics = accumulator.Finish();
-  return recipe->plan_head(sample, options.bits, 0, 0).status();
+  if (recipe.plan_head != nullptr) return recipe.plan_head(sample, bits, 0, 0).status();
+  return Simulate(recipe, {1, 1, std::make_shared<RopeTable>(model.config().rope), {&sample, 1}}, bits)
+      .status();
 }
 
-}  // namespace
-
-Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options) {
-  BGTQ_RETURN_IF_ERROR(CheckRecipe(model, options));
-  const auto start = std::chrono::steady_clock::now();
-  // Sixteen bytes a token is more than any text of these vocabularies takes on average.
-  const std::string_view head =
-      text.substr(0, static_cast<size_t>(std::max<int64_t>(options.tokens, 0)) * 16);
-  std::vector<Token> tokens = model.tokenizer().Encode(head, false);
+Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text,
+                                             int64_t tokens_wanted) {
+  std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
   if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0) {
     tokens.insert(tokens.begin(), model.tokenizer().bos());
   }
-  const int64_t wanted = std::min(options.tokens, model.config().context_length);
+  const int64_t wanted = std::min(tokens_wanted, model.config().context_length);
   if (static_cast<int64_t>(tokens.size()) > wanted)
     tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));
   if (static_cast<int64_t>(tokens.size()) < kMinTokens) {
@@ -156,6 +159,16 @@ Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const Calibrat
         ErrorCode::kInvalidArgument,
         fmt::format("calibration: {} tokens are too few, at least {} are needed", tokens.size(), kMinTokens));
   }
+  return tokens;
+}
+
+Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options) {
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(options.recipe));
+  BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
+  BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *recipe, options.bits));
+  const auto start = std::chrono::steady_clock::now();
+  const std::string_view head = TextHead(text, options.tokens);
+  BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> tokens, CalibrationTokens(model, text, options.tokens));
   BGTQ_ASSIGN_OR_RETURN(const std::vector<HeadCalibration> measured,
                         Measure(model, tokens, options.progress));
   BGTQ_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, measured, options.recipe, options.bits));

@@ -22,10 +22,21 @@ struct CalibrationOptions {
 /// honoured).
 Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options);
 
+/// The tokens that calibration measures: the start of the text, at most `tokens` and the model's context.
+/// Errors: kInvalidArgument when they are fewer than 64.
+Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text, int64_t tokens);
+
 /// The two halves of Calibrate, for several plans from one measurement: every head, [layers * kv_heads].
 Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
                                              const std::function<void(double)>& progress);
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits);
+/// A simulated recipe (or a packed one's twin) from the same measurement, which may be empty where the recipe
+/// needs none. Errors: those of Simulate.
+Result<SimulatedHeads> MakeSimulated(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                                     const std::string& recipe_name, const RecipeOptions& bits);
+/// What a recipe would say of the bits, before minutes are spent on measuring: it is asked with a made-up
+/// head.
+Status CheckRecipeBits(const LoadedModel& model, const Recipe& recipe, const RecipeOptions& bits);
 
 }  // namespace blockgtq

@@ -116,6 +116,14 @@ Result<std::unique_ptr<Engine>> Engine::Open(const EngineConfig& config) {
   const auto log = [&](const std::string& line) {
     if (config.log) config.log(line);
   };
+  const Result<const Recipe*> recipe = FindRecipe(choice.recipe);
+  if (choice.plan_file.empty() && recipe.ok() && (*recipe)->kind == CacheKind::kSimulated) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("recipe {} is simulated, for comparisons on the command line: name a packed or an "
+                    "uncompressed one",
+                    choice.recipe));
+  }
   BGTQ_ASSIGN_OR_RETURN(m.plan, ObtainPlan(*m.model, choice, BundledCalibrationText(), log, {}));
   if (m.plan.has_value()) choice.recipe = m.plan->recipe;
   const int64_t tokens = config.context_tokens > 0 ? config.context_tokens : m.model->config().context_length;

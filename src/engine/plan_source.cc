@@ -71,6 +71,41 @@ Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& ch
   return std::optional<Plan>(std::move(plan));
 }
 
+Result<std::shared_ptr<const SimulatedHeads>> ObtainSimulated(
+    LoadedModel& model, const CacheChoice& choice, std::string_view bundled_text,
+    const std::function<void(const std::string&)>& log, const std::function<void(double)>& progress) {
+  std::shared_ptr<const SimulatedHeads> none;
+  if (!choice.plan_file.empty()) return none;
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
+  if (recipe->kind != CacheKind::kSimulated) return none;
+  auto simulated = std::make_shared<SimulatedHeads>();
+  if (!recipe->twin_of.empty()) {
+    CacheChoice packed = choice;
+    packed.recipe = recipe->twin_of;
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan,
+                          ObtainPlan(model, packed, bundled_text, log, progress));
+    const ModelConfig& config = model.config();
+    const auto rope = std::make_shared<RopeTable>(config.rope);
+    *simulated = {choice.recipe, config.layers, config.kv_heads, config.head_dim, {}};
+    for (const HeadPlan& head : plan->heads) simulated->heads.push_back(SimulatePlannedHead(head, rope));
+  } else {
+    const RecipeOptions bits{choice.k_bits, choice.v_bits, choice.plan_seed};
+    BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *recipe, bits));
+    std::vector<HeadCalibration> measured;
+    if (recipe->calibrated) {
+      BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> tokens,
+                            CalibrationTokens(model, bundled_text, CalibrationOptions().tokens));
+      BGTQ_ASSIGN_OR_RETURN(measured, Measure(model, tokens, progress));
+    }
+    BGTQ_ASSIGN_OR_RETURN(*simulated, MakeSimulated(model, measured, choice.recipe, bits));
+  }
+  log(
+      fmt::format("recipe {}: simulated: no packed kernel, its speed and memory mean nothing; {:.2f} bytes a "
+                  "token a head would be stored",
+                  choice.recipe, simulated->bytes_per_token_per_head()));
+  return std::shared_ptr<const SimulatedHeads>(std::move(simulated));
+}
+
 Result<CacheOptions> CacheOptionsFor(const CacheChoice& choice, int64_t tokens) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
   CacheOptions options;
@@ -78,6 +113,7 @@ Result<CacheOptions> CacheOptionsFor(const CacheChoice& choice, int64_t tokens) 
   options.sinks = choice.sinks;
   options.recent = choice.recent;
   options.max_tokens = tokens;
+  options.simulated = choice.simulated;
   return options;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,7 @@ struct CacheChoice {
   std::string plan_file;                      // empty: beside the model, or made
   uint64_t plan_seed = RecipeOptions().seed;  // of a plan that is made
   int sinks = 4, recent = 64;
+  std::shared_ptr<const SimulatedHeads> simulated;  // what ObtainSimulated gave
 };
 
 /// "K3V3", "K2.5V3": how bits are written in file names and tables.
@@ -25,13 +27,20 @@ std::string BitsName(double k_bits, double v_bits);
 /// MODEL.paper.K3V3.bgtq.safetensors.
 std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice);
 
-/// The plan of a packed recipe; nullopt for fp16 and fp32. Lines for the user (what was found, made, saved,
+/// The plan of a packed recipe; nullopt for others. Lines for the user (what was found, made, saved,
 /// or could not be saved) go to `log`. Errors: those of LoadPlan and Calibrate; kMismatch when the plan found
 /// was made for another model.
 Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& choice,
                                        std::string_view bundled_text,
                                        const std::function<void(const std::string&)>& log,
                                        const std::function<void(double)>& progress);
+
+/// The heads of a simulated recipe, null for others: a packed recipe's twin uses that recipe's plan, which is
+/// found or made as above; others are measured where they need it. log and progress as above.
+/// Errors: those of ObtainPlan, Measure and Simulate.
+Result<std::shared_ptr<const SimulatedHeads>> ObtainSimulated(
+    LoadedModel& model, const CacheChoice& choice, std::string_view bundled_text,
+    const std::function<void(const std::string&)>& log, const std::function<void(double)>& progress);
 
 /// Cache options for a choice with room for `tokens` tokens.
 Result<CacheOptions> CacheOptionsFor(const CacheChoice& choice, int64_t tokens);
