@@ -20,21 +20,36 @@
 
 namespace blockgtq::cuda {
 
+/// Copies the heads' constants to shared memory: the constructor asks for a thread's first 16 bytes, Store
+/// brings them and the rest.
 template <bool kFew, int kThreads>
-__device__ __forceinline__ void LoadHeads(const DecodeParams& p, SharedHead<kFew>* heads, int* tile_prefix) {
-  constexpr int kQuads = sizeof(SharedHead<kFew>) / 16;
-  constexpr int kFixedQuads = (sizeof(HeadHeader) + sizeof(KeyGroup) * kMaxGroups) / 16;
+struct HeadLoader {
+  static constexpr int kQuads = sizeof(SharedHead<kFew>) / 16;
+  static constexpr int kFixedQuads = (sizeof(HeadHeader) + sizeof(KeyGroup) * kMaxGroups) / 16;
+  const DecodeParams& p;
+  uint4 first;
+
+  __device__ __forceinline__ explicit HeadLoader(const DecodeParams& params)
+      : p(params), first(make_uint4(0, 0, 0, 0)) {
+    if (static_cast<int>(threadIdx.x) < p.kv_heads * kQuads) first = Read(threadIdx.x);
+  }
+  __device__ __forceinline__ void Store(SharedHead<kFew>* heads, int* tile_prefix) const {
+    uint4* to = reinterpret_cast<uint4*>(heads);
+    if (static_cast<int>(threadIdx.x) < p.kv_heads * kQuads) to[threadIdx.x] = first;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < p.kv_heads * kQuads; i += kThreads) {
+    for (int i = threadIdx.x + kThreads; i < p.kv_heads * kQuads; i += kThreads) to[i] = Read(i);
+#pragma unroll 1
+    for (int i = threadIdx.x; i <= p.batch; i += kThreads) tile_prefix[i] = __ldg(p.tile_prefix + i);
+  }
+
+ private:
+  __device__ __forceinline__ uint4 Read(int i) const {
     const int h = i / kQuads, quad = i % kQuads;
     const uint4* fixed = reinterpret_cast<const uint4*>(&p.heads[h].header);
     const uint4* passes = reinterpret_cast<const uint4*>(kFew ? p.heads[h].few : p.heads[h].many);
-    reinterpret_cast<uint4*>(heads)[i] =
-        __ldg(quad < kFixedQuads ? fixed + quad : passes + (quad - kFixedQuads));
+    return __ldg(quad < kFixedQuads ? fixed + quad : passes + (quad - kFixedQuads));
   }
-#pragma unroll 1
-  for (int i = threadIdx.x; i <= p.batch; i += kThreads) tile_prefix[i] = __ldg(p.tile_prefix + i);
-}
+};
 
 /// kBlocks 4: a warp takes whole tiles. 1: four warps share a tile (attention_tile.cuh) and a ring.
 template <int kWarps, int kHeadDim, bool kFew, int kValueWidth, bool kMean, int kBlocks>
@@ -53,6 +68,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 
   const int4 range0 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker));
   const int4 range1 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker) + 1);
+  const HeadLoader<kFew, kThreads> head_loader(p);
   const SharedLayout layout =
       SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean ? p.max_mean_units : 0, p.kv_heads, p.batch,
                         p.query_layout.bytes, stages, p.stage_bytes);
@@ -81,8 +97,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     }
   }
   BarrierInitFence();
-  LoadHeads<kFew, kThreads>(p, heads, tile_prefix);
-  __syncthreads();
   const int begin = range0.x, end = range0.y;
   if (begin >= end) return;  // the whole cluster
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
@@ -105,6 +119,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 
   // This team's tiles: positions first + step k.
   const int first = begin + rank * kTeams + team, step = blocks * kTeams;
+  if (first - begin < start.tiles - start.tile) {  // its page number, which the copy waits for
+    PrefetchToL2(p.block_table + start.sequence * p.max_pages + start.tile + (first - begin));
+  }
+  head_loader.Store(heads, tile_prefix);
+  __syncthreads();
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
   uint32_t phase_step[kHeadDim / 64] = {};
@@ -136,8 +155,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                bytes, mean_barrier);
     }
     PrepareQueries<kHeadDim, kWarps, kFew>(
-        p, current.head, QueryHead{header.groups, header.key_units, heads[kv_head].group}, query_transform,
-        queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
+        p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
+        query_transform, queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
     if (kMean) CopyMeanQueries<kHeadDim, kWarps, kFew>(p, current.sequence, current.head, header, query);
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   BarrierInitFence();
   const int4 range0 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker));
   const int4 range1 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker) + 1);
-  LoadHeads<kFew, kThreads>(p, heads, tile_prefix);
+  HeadLoader<kFew, kThreads>(p).Store(heads, tile_prefix);
   // The combine kernel's matrices, which it would otherwise wait for: each block asks for a share of them.
   const int lines = p.kv_heads * kHeadDim * kHeadDim / 64;
   for (int i = blockIdx.x * kThreads + thread; i < lines; i += gridDim.x * kThreads) {

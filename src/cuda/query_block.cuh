@@ -17,8 +17,9 @@ constexpr int kLowBits = 8;  // lo counts 2^-8 of hi's step
 
 /// What a head's queries need of DeviceHead, in shared memory.
 struct QueryHead {
-  int groups, key_units;
+  int key_units;
   const KeyGroup* group;
+  const Pass* passes;  // of the layout
 };
 
 /// Query rows of a work head: `count` of them from `first` on, counted over one sequence's query heads.
@@ -87,6 +88,25 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
   constexpr int kUnitsAWarp = (kMaxKeyUnits + kWarps - 1) / kWarps;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
   const QueryRows rows = RowsOf(p, work_head);
+  uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
+#pragma unroll 1
+  for (int i = thread; i < p.query_layout.mean / 16; i += kWarps * 32) words[i] = make_uint4(0, 0, 0, 0);
+  // While the queries are on their way: the units' groups, and their first passes in the list of the layout.
+  KeyGroup group[kUnitsAWarp];
+  int pass[kUnitsAWarp];
+#pragma unroll
+  for (int i = 0; i < kUnitsAWarp; ++i) {
+    const int u = min(warp + i * kWarps, head.key_units - 1);
+    pass[i] = 0;
+    int index = 0;
+#pragma unroll 1
+    for (;; ++index) {
+      group[i] = head.group[index];
+      if (u < group[i].first_unit + group[i].units) break;
+      pass[i] += !kFew && group[i].width >= LowQueryWidth(false) ? 2 : 1;
+    }
+  }
+
   float rotated[kUnitsAWarp][4];  // dims g, g (column + 1), g + 8, g + 8 of columns 2 tq, 2 tq + 1
   if (warp < p.max_key_units) {
 #pragma unroll
@@ -117,30 +137,26 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
       if (g == 0) *reinterpret_cast<float2*>(&scratch.largest[u][2 * tq]) = make_float2(top0, top1);
     }
   }
-  uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
-#pragma unroll 1
-  for (int i = thread; i < p.query_layout.mean / 16; i += kWarps * 32) words[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
 
 #pragma unroll
   for (int i = 0; i < kUnitsAWarp; ++i) {
     const int u = warp + i * kWarps;
     if (u >= head.key_units) continue;
-    int index = 0, pass = 0;  // the group, and its first pass in the list of its layout
-#pragma unroll 1
-    while (u >= head.group[index].first_unit + head.group[index].units) {
-      pass += !kFew && head.group[index].width >= LowQueryWidth(false) ? 2 : 1;
-      ++index;
-    }
-    const KeyGroup group = head.group[index];
-    const bool has_low = group.width >= LowQueryWidth(kFew), writes_scale = u == group.first_unit && g == 0;
+    const float group_scale = group[i].scale;
+    const bool has_low = group[i].width >= LowQueryWidth(kFew);
+    const bool writes_scale = u == group[i].first_unit && g == 0;
     float2 largest = make_float2(0, 0);
 #pragma unroll 1
-    for (int v = group.first_unit; v < group.first_unit + group.units; ++v) {
-      const float2 other = *reinterpret_cast<const float2*>(&scratch.largest[v][2 * tq]);
-      largest = make_float2(fmaxf(largest.x, other.x), fmaxf(largest.y, other.y));
+    for (int v = 0; v < group[i].units; v += 4) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {  // past the end: the last unit again
+        const int unit = group[i].first_unit + min(v + j, group[i].units - 1);
+        const float2 other = *reinterpret_cast<const float2*>(&scratch.largest[unit][2 * tq]);
+        largest = make_float2(fmaxf(largest.x, other.x), fmaxf(largest.y, other.y));
+      }
     }
-    float* scales = reinterpret_cast<float*>(block + p.query_layout.scale) + pass * 8;
+    float* scales = reinterpret_cast<float*>(block + p.query_layout.scale) + pass[i] * 8;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int column = 2 * tq + e;
@@ -149,11 +165,11 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
       float inverse_step = top > 0 ? __fdividef(127.0f, top) : 1.0f;
       if (kFew) {
         const float log_scale =
-            ceilf(Log2(group.scale * __fdividef(1.0f, inverse_step)) * kScaleGrid) * (1 / kScaleGrid);
-        inverse_step = group.scale * Exp2(-log_scale);
+            ceilf(Log2(group_scale * __fdividef(1.0f, inverse_step)) * kScaleGrid) * (1 / kScaleGrid);
+        inverse_step = group_scale * Exp2(-log_scale);
         if (writes_scale) scales[2 * column] = log_scale - kNormExponentBias - (has_low ? kLowBits : 0);
       } else if (writes_scale) {
-        const float scale = group.scale * __fdividef(1.0f, inverse_step);
+        const float scale = group_scale * __fdividef(1.0f, inverse_step);
         scales[column] = scale;
         if (has_low) scales[8 + column] = scale * (1.0f / (1 << kLowBits));
       }
@@ -174,26 +190,18 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
 
   // Where the dot products of a pass start. Codes of 4 and 5 bits stand for n + 1/2: half the sum of q.
 #pragma unroll 1
-  for (int i = thread; i < kMaxPasses * 8; i += kWarps * 32) {
-    const int column = i & 7;
-    int index = 0, pass = 0, low = 0;
-#pragma unroll 1
-    for (; index < head.groups; ++index) {
-      const int passes = !kFew && head.group[index].width >= LowQueryWidth(false) ? 2 : 1;
-      low = (i >> 3) - pass;
-      if (low < passes) break;
-      pass += passes;
-    }
-    if (index == head.groups) break;
-    const KeyGroup group = head.group[index];
+  for (int i = thread; i < (kFew ? kMaxGroups : kMaxPasses) * 8; i += kWarps * 32) {
+    const Pass& own = head.passes[i >> 3];
+    const int width = own.width, units = own.units;
+    if (width == 0) continue;
     int sum = 0;
-    if (group.width == 4 || group.width == 5) {
-      const uint8_t* from = block + (low ? p.query_layout.lo : 0) + group.first_unit * 128 + column * 16;
-#pragma unroll 1
-      for (int u = 0; u < group.units; ++u) {
-        const int4 q = *reinterpret_cast<const int4*>(from + u * 128);
-        sum = __dp4a(q.x, 0x01010101, __dp4a(q.y, 0x01010101, sum));
-        sum = __dp4a(q.z, 0x01010101, __dp4a(q.w, 0x01010101, sum));
+    if (width == 4 || width == 5) {
+      const int4* q = reinterpret_cast<const int4*>(block + own.query * 4 + (i & 7) * 16);  // 8 a unit
+#pragma unroll 4
+      for (int u = 0; u < units; ++u) {
+        const int4 dims = q[u * 8];
+        sum = __dp4a(dims.x, 0x01010101, __dp4a(dims.y, 0x01010101, sum));
+        sum = __dp4a(dims.z, 0x01010101, __dp4a(dims.w, 0x01010101, sum));
       }
     }
     reinterpret_cast<int*>(block + p.query_layout.start)[i] = kAccumulatorStart + (sum >> 1);

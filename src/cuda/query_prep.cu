@@ -24,8 +24,7 @@ __global__ void __launch_bounds__(kThreads) QueryPrepKernel(const __grid_constan
   WaitForPreviousKernel();
   QueryFragments<kHeadDim> queries;
   queries.Load(p, sequence, work_head);
-  PrepareQueries<kHeadDim, kWarps, true>(p, work_head,
-                                         QueryHead{head.header.groups, head.header.key_units, head.group},
+  PrepareQueries<kHeadDim, kWarps, true>(p, work_head, QueryHead{head.header.key_units, head.group, head.few},
                                          transform, queries, scratch, block);
   __syncthreads();
   uint4* out =
