@@ -16,6 +16,17 @@ Result<HeadPlan> PlanPaper(const HeadCalibration& calibration, const RecipeOptio
 Result<HeadPlan> PlanUniform(const HeadCalibration& calibration, const RecipeOptions& options, int layer,
                              int kv_head);
 
+using Simulated = Result<std::vector<std::unique_ptr<const SimulatedHead>>>;
+Simulated SimulateKivi(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateKiviScaleOnly(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateQ8(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateQ4(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateFp8(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateTurboQuantK8V4(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateTurboQuant4Bit(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateTurboQuantK3V4(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulateTurboQuant3Bit(const SimulationInput& input, const RecipeOptions& options);
+
 std::span<const Recipe> Recipes() {
   static constexpr Recipe kRecipes[] = {
       {"aligned", "mean removed, blocks equalised, exact allocation in whole units, 8-bit norms (default)",
@@ -41,6 +52,61 @@ std::span<const Recipe> Recipes() {
        .kind = CacheKind::kSimulated,
        .twin_of = "uniform",
        .calibrated = true},
+      {.name = "kivi",
+       .summary = "KIVI: K by channel over 32 tokens, V by token over 32 dims, its 128 exact tokens as "
+                  "window; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateKivi,
+       .sinks = 0,
+       .recent = 128},
+      {.name = "kivi-scale-only",
+       .summary = "KIVI without exact tokens, K ranges lag by 32 tokens; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateKiviScaleOnly,
+       .calibrated = true},
+      {.name = "q8_0",
+       .summary = "llama.cpp's q8_0 blocks after a Hadamard rotation; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateQ8,
+       .k_bits = 8,
+       .v_bits = 8},
+      {.name = "q4_0",
+       .summary = "llama.cpp's q4_0 blocks after a Hadamard rotation; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateQ4,
+       .k_bits = 4,
+       .v_bits = 4},
+      {.name = "fp8",
+       .summary = "FP8 E4M3 with a calibrated scale a head; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateFp8,
+       .calibrated = true,
+       .k_bits = 8,
+       .v_bits = 8},
+      {.name = "turboquant-k8v4",
+       .summary = "vLLM's preset turboquant_k8v4; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateTurboQuantK8V4,
+       .k_bits = 8,
+       .v_bits = 4},
+      {.name = "turboquant-4bit",
+       .summary = "vLLM's preset turboquant_4bit_nc; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateTurboQuant4Bit,
+       .k_bits = 4,
+       .v_bits = 4},
+      {.name = "turboquant-k3v4",
+       .summary = "vLLM's preset turboquant_k3v4_nc; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateTurboQuantK3V4,
+       .k_bits = 3,
+       .v_bits = 4},
+      {.name = "turboquant-3bit",
+       .summary = "vLLM's preset turboquant_3bit_nc; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulateTurboQuant3Bit,
+       .k_bits = 3,
+       .v_bits = 3},
   };
   return kRecipes;
 }

@@ -58,6 +58,7 @@ class LaggingHead : public SimulatedHead {
     for (float& x : values) x *= 0.5f;
   }
   double bytes_per_token() const override { return 1; }
+  double key_bytes_per_token() const override { return 0.5; }
   int history_tokens() const override { return static_cast<int>(kLagTokens); }
 
  private:
