@@ -2,7 +2,7 @@
 # tests/architecture checks the same rule on the includes.
 function(bgtq_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc ${PROJECT_SOURCE_DIR}/src/${name}/*/*.cc)
   list(FILTER sources EXCLUDE REGEX "/src/engine/bundled_text.cc$")  # bgtq_data has it
   if(NOT sources)
     return()

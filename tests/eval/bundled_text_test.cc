@@ -22,6 +22,9 @@ TEST(BundledText, IsTheDataFolderByteForByte) {
   ASSERT_GT(test.size(), 100'000u);
   EXPECT_EQ(BundledCalibrationText(), train);
   EXPECT_EQ(BundledScoringText(), test);
+  const std::string haystack = ReadSource("data/northanger_abbey.txt");
+  ASSERT_GT(haystack.size(), 100'000u);
+  EXPECT_EQ(BundledHaystackText(), haystack);
 }
 
 TEST(BundledText, CalibrationAndScoringShareNoParagraph) {
