@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
           if (merged.last) *arrived = 0;
         }
         __syncthreads();
+        // The counter's thread has the others' partials, and after the barrier so has this block.
         if (__shfl_sync(~0u, merged.last, 0)) {  // known to be the same for the whole warp
-          __threadfence();
           MergeWorkers<kWarps, kHeadDim>(p, static_cast<size_t>(pair) + span.x, span.y, rank, blocks,
                                          finished_heads, out);
         }

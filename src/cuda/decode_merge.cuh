@@ -215,32 +215,40 @@ __device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int he
 template <int kWarps, int kHeadDim>
 __device__ __forceinline__ void MergeWorkers(const DecodeParams& p, size_t first, int count, int rank,
                                              int blocks, int heads, __half* out) {
-  constexpr int kChunks = kHeadDim / 32;
+  constexpr int kChunks = kHeadDim / 32, kChunk = 8;  // of dims, of workers in flight
   const int lane = threadIdx.x & 31, warp = WarpIndex();
 #pragma unroll 1
   for (int task = warp; task < heads * kChunks; task += kWarps) {
     const int d = task % kChunks * 32 + lane, head = rank + task / kChunks * blocks;
     const float* partial = p.partial + (first * kMaxQueryHeads + head) * kHeadDim + d;
     constexpr size_t kStride = static_cast<size_t>(kMaxQueryHeads) * kHeadDim;
-    float top = kNoLogit;
     const float* log_sums = p.partial_log_sum + first * kMaxQueryHeads + head;
     const auto log_sum_of = [&](int i) {
       return i < count ? __ldcg(log_sums + i * kMaxQueryHeads) : kNoLogit;
     };
+    const auto load = [&](int i0, float(&held)[kChunk]) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) held[i] = i0 + i < count ? __ldcg(partial + (i0 + i) * kStride) : 0.0f;
+    };
+    const float own = log_sum_of(lane);
+    float held[kChunk];
+    load(0, held);
+    float top = own;
 #pragma unroll 1
-    for (int i0 = 0; i0 < count; i0 += 32) top = fmaxf(top, log_sum_of(i0 + lane));
+    for (int i0 = 32; i0 < count; i0 += 32) top = fmaxf(top, log_sum_of(i0 + lane));
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
     float sum = 0, total = 0;
 #pragma unroll 1
     for (int i0 = 0; i0 < count; i0 += 32) {
-      const float log_sum = log_sum_of(i0 + lane);
+      const float log_sum = i0 == 0 ? own : log_sum_of(i0 + lane);
       const float weight = log_sum > kNoLogit ? Exp2(log_sum - top) : 0.0f;
       total += weight;
-      const int n = min(32, count - i0);
-#pragma unroll 4
-      for (int i = 0; i < n; ++i) {
-        sum = fmaf(__ldcg(partial + (i0 + i) * kStride), __shfl_sync(~0u, weight, i), sum);
+#pragma unroll 1
+      for (int j = 0; j < 32 && i0 + j < count; j += kChunk) {
+        if (i0 + j > 0) load(i0 + j, held);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) sum = fmaf(held[i], __shfl_sync(~0u, weight, j + i), sum);
       }
     }
 #pragma unroll
