@@ -20,9 +20,13 @@ std::unique_ptr<Command> MakeCalibrate();
 std::unique_ptr<Command> MakeInspect();
 std::unique_ptr<Command> MakeGenerate();
 std::unique_ptr<Command> MakePerplexity();
+std::unique_ptr<Command> MakeDiagnose();
 std::unique_ptr<Command> MakeLogits();
 std::unique_ptr<Command> MakeTokenize();
 std::unique_ptr<Command> MakeDetokenize();
 std::unique_ptr<Command> MakeBench();
+std::unique_ptr<Command> MakeNeedle();
+std::unique_ptr<Command> MakeLongBench();
+std::unique_ptr<Command> MakeAime();
 
 }  // namespace blockgtq::cli

@@ -23,15 +23,19 @@ struct CommandInfo {
   std::unique_ptr<Command> (*make)();
 };
 
-constexpr std::array<CommandInfo, 8> kCommands = {{
+constexpr std::array<CommandInfo, 12> kCommands = {{
     {"calibrate", "measure a model on text and write a plan of bit widths", MakeCalibrate},
     {"inspect", "show a model's metadata, or a plan's widths", MakeInspect},
     {"generate", "continue a prompt or answer a chat message", MakeGenerate},
     {"perplexity", "perplexity of a text, and the cache's distance from fp16", MakePerplexity},
+    {"diagnose", "what recipes do to keys, layer by layer", MakeDiagnose},
     {"logits", "run token ids and write their logits", MakeLogits},
     {"tokenize", "text to token ids", MakeTokenize},
     {"detokenize", "token ids to text", MakeDetokenize},
     {"bench", "prompt and decode speed at depth", MakeBench},
+    {"needle", "facts hidden in long texts, over lengths and depths", MakeNeedle},
+    {"longbench", "the English tasks of LongBench, from their JSONL files", MakeLongBench},
+    {"aime", "competition problems, several samples each: pass@1", MakeAime},
 }};
 
 int Main(int argc, char** argv) {

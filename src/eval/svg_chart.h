@@ -11,10 +11,10 @@
 namespace blockgtq {
 
 struct SvgAxis {
-  std::string label;                        // with its unit
-  bool logarithmic = false;                 // base 10
-  std::optional<double> smallest, largest;  // the range; otherwise that of the data, to round numbers
-  bool whole_numbers = false;               // ticks at whole numbers only, the range as it is
+  std::string label{};                          // with its unit
+  bool logarithmic = false;                     // base 10
+  std::optional<double> smallest{}, largest{};  // the range; otherwise that of the data, to round numbers
+  bool whole_numbers = false;                   // ticks at whole numbers only, the range as it is
 };
 
 /// Pixels of a chart's inner frame and the scales that map data to it.
@@ -41,8 +41,8 @@ SvgAxis SvgRangeFor(SvgAxis axis, const std::vector<double>& values);
 
 struct SvgSeries {
   std::string name;
-  std::vector<SvgPoint> points;     // not finite, or not positive on a logarithmic axis: left out
-  std::vector<std::string> labels;  // beside the points; empty: none
+  std::vector<SvgPoint> points{};     // not finite, or not positive on a logarithmic axis: left out
+  std::vector<std::string> labels{};  // beside the points; empty: none
   bool line = true;
   bool markers = true;
 };

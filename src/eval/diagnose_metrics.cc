@@ -1,0 +1,131 @@
+// See diagnose_metrics.h.
+#include "src/eval/diagnose_metrics.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+namespace blockgtq {
+namespace {
+
+/// scaled logits of every query with the tokens up to its own: [tokens, tokens]. Sums run over dims in the
+/// outer loop, so that the inner one, over tokens, is a vector operation.
+std::vector<float> CausalLogits(std::span<const float> queries, std::span<const float> keys, int dim,
+                                float scale) {
+  const size_t width = static_cast<size_t>(dim), tokens = keys.size() / width;
+  std::vector<float> transposed(keys.size());  // [dim, tokens]
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t d = 0; d < width; ++d) transposed[d * tokens + t] = keys[t * width + d];
+  std::vector<float> logits(tokens * tokens);
+  for (size_t t = 0; t < tokens; ++t) {
+    float* row = &logits[t * tokens];
+    for (size_t d = 0; d < width; ++d) {
+      const float q = queries[t * width + d] * scale;
+      const float* column = &transposed[d * tokens];
+      for (size_t s = 0; s <= t; ++s) row[s] += q * column[s];
+    }
+  }
+  return logits;
+}
+
+/// Indices of the kTopKeys largest of `logits`, ascending; the first of equals is larger.
+std::array<int, kTopKeys> TopKeys(std::span<const float> logits) {
+  std::vector<int> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::nth_element(order.begin(), order.begin() + kTopKeys - 1, order.end(), [&](int a, int b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x != y ? x > y : a < b;
+  });
+  std::array<int, kTopKeys> top{};
+  std::copy_n(order.begin(), kTopKeys, top.begin());
+  std::sort(top.begin(), top.end());
+  return top;
+}
+
+/// log sum exp.
+double LogMass(std::span<const float> logits) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double mass = 0;
+  for (float x : logits) mass += std::exp(x - largest);
+  return largest + std::log(mass);
+}
+
+}  // namespace
+
+OffsetRotations::OffsetRotations(const RopeTable& rope) {
+  for (double frequency : rope.frequencies()) {
+    for (int o = 0; o < kLogitOffsets; ++o) {
+      cos_.push_back(static_cast<float>(std::cos(frequency * Offset(o))));
+      sin_.push_back(static_cast<float>(std::sin(frequency * Offset(o))));
+    }
+  }
+}
+
+KeyErrorSums& KeyErrorSums::operator+=(const KeyErrorSums& other) {
+  logit_error += other.logit_error;
+  logits += other.logits;
+  kl += other.kl;
+  overlap += other.overlap;
+  queries += other.queries;
+  return *this;
+}
+
+QueryHead::QueryHead(std::span<const float> queries, std::span<const float> keys, int head_dim, float scale)
+    : queries_(queries),
+      keys_(keys),
+      dim_(head_dim),
+      tokens_(static_cast<int64_t>(keys.size()) / head_dim),
+      scale_(scale),
+      logits_(CausalLogits(queries, keys, head_dim, scale)) {}
+
+KeyErrorSums QueryHead::Errors(std::span<const float> decoded, const OffsetRotations& rotations) const {
+  KeyErrorSums sums;
+  AddLogitErrors(decoded, rotations, sums);
+  AddAttentionErrors(decoded, sums);
+  return sums;
+}
+
+void QueryHead::AddLogitErrors(std::span<const float> decoded, const OffsetRotations& rotations,
+                               KeyErrorSums& sums) const {
+  for (int64_t t = 0; t < tokens_; ++t) {
+    const float* q = &queries_[static_cast<size_t>(t * dim_)];
+    const float* k = &keys_[static_cast<size_t>(t * dim_)];
+    const float* z = &decoded[static_cast<size_t>(t * dim_)];
+    std::array<float, kLogitOffsets> error{};
+    for (int block = 0; block < dim_ / 2; ++block) {
+      // (R_o q)' e of the block = cos(o theta) a + sin(o theta) b
+      const int x = 2 * block, y = x + 1;
+      const float ex = k[x] - z[x], ey = k[y] - z[y];
+      const float a = q[x] * ex + q[y] * ey, b = q[x] * ey - q[y] * ex;
+      const float *cosines = rotations.Cos(block), *sines = rotations.Sin(block);
+      for (size_t o = 0; o < kLogitOffsets; ++o) error[o] += cosines[o] * a + sines[o] * b;
+    }
+    for (float e : error) sums.logit_error += std::abs(e);
+    sums.logits += kLogitOffsets;
+  }
+}
+
+void QueryHead::AddAttentionErrors(std::span<const float> decoded, KeyErrorSums& sums) const {
+  const std::vector<float> logits = CausalLogits(queries_, decoded, dim_, scale_);
+  for (int64_t t = kTopKeys; t < tokens_; ++t) {
+    const size_t first = static_cast<size_t>(t * tokens_), seen = static_cast<size_t>(t + 1);
+    const std::span<const float> exact = std::span<const float>(logits_).subspan(first, seen);
+    const std::span<const float> test = std::span<const float>(logits).subspan(first, seen);
+    const double exact_mass = LogMass(exact), test_mass = LogMass(test);
+    double kl = 0;
+    for (size_t s = 0; s < seen; ++s) {
+      const double log_p = exact[s] - exact_mass;
+      kl += std::exp(log_p) * (log_p - (test[s] - test_mass));
+    }
+    sums.kl += std::max(0.0, kl);  // rounding can leave a few 1e-8 below zero
+    const std::array<int, kTopKeys> top = TopKeys(exact), test_top = TopKeys(test);
+    std::array<int, kTopKeys> both{};
+    const auto end =
+        std::set_intersection(top.begin(), top.end(), test_top.begin(), test_top.end(), both.begin());
+    sums.overlap += static_cast<double>(end - both.begin()) / kTopKeys;
+    ++sums.queries;
+  }
+}
+
+}  // namespace blockgtq
