@@ -10,29 +10,9 @@
 #include "blockgtq/status.h"
 #include "src/backend/backend.h"
 #include "src/cuda/device.h"
-#include "src/cuda/elementwise_rope.h"
-#include "src/cuda/encode.h"
+#include "src/cuda/step_plan.h"
 
 namespace blockgtq::cuda {
-
-/// Tokens of a packed prefix that are unpacked at a time: bounds the scratch of a prompt's chunk.
-inline constexpr int64_t kPrefixTokens = 65536;
-
-/// Consecutive rows of one sequence (or, in a decode step, one row of every sequence) that attend together.
-struct Segment {
-  SequenceId sequence = 0;  // not in a decode step
-  int64_t first_row = 0, rows = 0;
-  int64_t position = 0;  // of the first row; not in a decode step
-  int64_t coded = 0;     // codes of [0, coded) are there before the segment; the most, in a decode step
-  int64_t longest = 0;   // tokens that the last row sees; the most, in a decode step
-  bool chunk = false;    // rows attend to one another in fp16; otherwise each as if decoded
-  int64_t scratch_first =
-      0;                  // of a chunk: the token at the start of its scratch, a multiple of kPrefixTokens
-  int64_t table_row = 0;  // of its block table; rows of one sequence share it
-  int64_t first_job = 0;  // encoding that the segment brings about
-  int32_t jobs = 0;
-  int64_t counter = 0;  // of `job_counts`
-};
 
 class StepBatch {
  public:
@@ -42,9 +22,9 @@ class StepBatch {
   Status Build(const StepInput& input);
 
   /// One row of every sequence.
-  bool decode() const { return decode_; }
+  bool decode() const { return plan_.decode; }
   int64_t rows() const { return rows_; }
-  std::span<const Segment> segments() const { return segments_; }
+  std::span<const Segment> segments() const { return plan_.segments; }
 
   // Device memory, an entry a row.
   const int32_t* tokens() const { return At<int32_t>(tokens_at_); }
@@ -66,23 +46,13 @@ class StepBatch {
   T* At(int64_t offset) const {
     return reinterpret_cast<T*>(device_data_.data() + offset);
   }
-  void PlanDecode(std::span<const BatchSlice> slices);
-  void PlanSlice(const BatchSlice& slice, int64_t table_row);
-  void AddRow(const BatchSlice& slice, int64_t position, int64_t coded, int64_t length, bool keeps_window);
-  void AddJobs(SequenceId sequence, int64_t begin, int64_t end, int64_t first_row);
   Status Upload(std::span<const int32_t> tokens);
   Status UploadTables(std::span<const BatchSlice> slices);
 
   Device& device_;
   KvCache& cache_;
-  bool decode_ = false;
   int64_t rows_ = 0;
-  std::vector<Segment> segments_;
-
-  std::vector<RowTarget> targets_;
-  std::vector<int32_t> coded_, lengths_, counts_;
-  std::vector<const uint8_t*> exact_;
-  std::vector<EncodeJob> jobs_;
+  StepPlan plan_;
 
   PinnedBuffer host_data_, host_tables_;
   DeviceBuffer device_data_, tables_;
