@@ -62,12 +62,13 @@ std::string Row(const Shape& s, const PackedTimes& packed, const HalfTimes& half
       "\"k_bits\": 3, \"v_bits\": 3, \"mean_units\": %d, \"us\": %.2f, \"cudnn_us\": %.2f, "
       "\"read_us\": %.2f, \"ratio\": %.3f, \"bytes\": %zu, \"rel_l2\": %.3e, \"rel_l2_exact\": %.3e, "
       "\"cudnn_paged_us\": %.2f, \"cudnn_rel_l2\": %.3e, \"us_again\": %.2f, \"overlapped_us\": %.2f, "
-      "\"schedule_us\": %.2f, \"layers\": %d, \"warps\": %d, \"stages\": %d, \"warp_workers\": %s}",
+      "\"schedule_us\": %.2f, \"layers\": %d, \"warps\": %d, \"stages\": %d, "
+      "\"cluster_blocks\": %d, \"split_tiles\": %s, \"warp_workers\": %s}",
       s.batch, s.kv_heads * s.query_heads, s.kv_heads, kHeadDim, static_cast<long long>(s.context),
       s.mean_units, packed.us, half.rows_us, packed.read_us, half.rows_us / packed.us, packed.bytes,
       packed.rel_l2, packed.rel_l2_exact, half.paged_us, half.rel_l2, packed.us_again, packed.overlapped_us,
-      packed.schedule_us, packed.layers, config.variant.warps, config.stages,
-      config.variant.warp_workers ? "true" : "false");
+      packed.schedule_us, packed.layers, config.variant.warps, config.stages, config.cluster_blocks,
+      config.variant.split_tiles ? "true" : "false", config.variant.warp_workers ? "true" : "false");
   return text;
 }
 

@@ -150,8 +150,8 @@ class PackedBench {
     Require(LaunchDecodeAttention(config_, params_[0], false, nullptr), "attention");
     Require(cudaDeviceSynchronize(), "checked run");
     const std::vector<uint16_t> out = out_.Download();
-    const std::vector<uint8_t> blocks =
-        scratch_.Download(0, static_cast<size_t>(s_.batch) * s_.kv_heads * config_.query_layout.bytes);
+    const std::vector<uint8_t> blocks = scratch_.Download(
+        0, static_cast<size_t>(s_.batch) * s_.kv_heads * config_.head_parts * config_.query_layout.bytes);
     const int64_t tiles = params_[0].max_pages;
     double error_rounded = 0, error_exact = 0, size = 0;
     for (int pair : {0, s_.batch * s_.kv_heads - 1}) {
@@ -171,12 +171,15 @@ class PackedBench {
         work.push_back(std::async(std::launch::async, [&, i] {
           const int column = i / 2;
           const float* query = &queries_[(static_cast<size_t>(pair) * s_.query_heads + column) * kHeadDim];
+          // The query block is of the head's part.
+          const size_t part = static_cast<size_t>(pair) * config_.head_parts + column / config_.part_heads;
           const PreparedQuery prepared =
-              ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads, column,
-                             blocks.data() + static_cast<size_t>(pair) * config_.query_layout.bytes);
+              ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads,
+                             column % config_.part_heads, blocks.data() + part * config_.query_layout.bytes);
           std::vector<double> result;
           (void)reference.Attend(std::vector<double>(query, query + kHeadDim), params_[0].logit_scale,
-                                 i % 2 ? nullptr : &prepared, records, 0, s_.context, result);
+                                 i % 2 ? nullptr : &prepared, records, 0, s_.context, result,
+                                 config_.rounding_tokens());
           return result;
         }));
       }
