@@ -19,6 +19,7 @@ Result<HeadPlan> PlanUniform(const HeadCalibration& calibration, const RecipeOpt
 using Simulated = Result<std::vector<std::unique_ptr<const SimulatedHead>>>;
 Simulated SimulateKivi(const SimulationInput& input, const RecipeOptions& options);
 Simulated SimulateKiviScaleOnly(const SimulationInput& input, const RecipeOptions& options);
+Simulated SimulatePmKvq(const SimulationInput& input, const RecipeOptions& options);
 Simulated SimulateQ8(const SimulationInput& input, const RecipeOptions& options);
 Simulated SimulateQ4(const SimulationInput& input, const RecipeOptions& options);
 Simulated SimulateFp8(const SimulationInput& input, const RecipeOptions& options);
@@ -64,6 +65,14 @@ std::span<const Recipe> Recipes() {
        .kind = CacheKind::kSimulated,
        .simulate = SimulateKiviScaleOnly,
        .calibrated = true},
+      {.name = "pmkvq",
+       .summary =
+           "PM-KVQ: a width a layer from an integer programme, codes halved as memory fills; simulated",
+       .kind = CacheKind::kSimulated,
+       .simulate = SimulatePmKvq,
+       .calibrated = true,
+       .sinks = 1,
+       .recent = 128},
       {.name = "q8_0",
        .summary = "llama.cpp's q8_0 blocks after a Hadamard rotation; simulated",
        .kind = CacheKind::kSimulated,

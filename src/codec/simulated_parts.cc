@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "src/core/half.h"
 
@@ -61,6 +62,43 @@ void RoundTripGroups(std::span<float> x, int group, int bits) {
     for (float& v : run) v = range.RoundTrip(v, bits);
     x = x.subspan(run.size());
   }
+}
+
+int HalveCode(int code, int bits) {
+  const int divisor = (1 << (bits / 2)) + 1;
+  return (2 * code + divisor) / (2 * divisor);
+}
+
+std::vector<int> ChooseLayerWidths(std::span<const std::vector<double>> cost, std::span<const int> widths,
+                                   double mean_width) {
+  const size_t layers = cost.size();
+  // A little more than the product: 3.3 x 10 layers are 33 bits, not 32.
+  const int budget = static_cast<int>(std::floor(mean_width * static_cast<double>(layers) + 1e-9));
+  constexpr double kImpossible = std::numeric_limits<double>::infinity();
+  // least[l][b]: of layers l and later within b bits; choice[l][b]: of layer l there.
+  std::vector<std::vector<double>> least(layers + 1,
+                                         std::vector<double>(static_cast<size_t>(budget) + 1, 0.0));
+  std::vector<std::vector<int>> choice(layers, std::vector<int>(static_cast<size_t>(budget) + 1, 0));
+  for (size_t layer = layers; layer-- > 0;) {
+    for (int bits = 0; bits <= budget; ++bits) {
+      double best = kImpossible;
+      for (size_t w = 0; w < widths.size() && widths[w] <= bits; ++w) {
+        const double total = cost[layer][w] + least[layer + 1][static_cast<size_t>(bits - widths[w])];
+        if (total < best) {
+          best = total;
+          choice[layer][static_cast<size_t>(bits)] = static_cast<int>(w);
+        }
+      }
+      least[layer][static_cast<size_t>(bits)] = best;
+    }
+  }
+  std::vector<int> chosen;
+  int left = budget;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    chosen.push_back(choice[layer][static_cast<size_t>(left)]);
+    left -= widths[static_cast<size_t>(chosen.back())];
+  }
+  return chosen;
 }
 
 Status ExpectBits(std::string_view recipe, double k_bits, double v_bits, const RecipeOptions& options) {

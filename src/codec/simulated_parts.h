@@ -34,6 +34,16 @@ struct UniformRange {
 /// Quantises runs of `group` consecutive elements (the last may be shorter), each over its own range.
 void RoundTripGroups(std::span<float> x, int group, int bits);
 
+/// A code of `bits` bits as the nearest one of half as many over the same range: code / (2^(bits / 2) + 1),
+/// rounded (which is never a tie).
+int HalveCode(int code, int bits);
+
+/// The choice of a width for each layer, as indices into `widths` (ascending), of the least total cost
+/// whose mean width is at most mean_width. cost: [layers][widths]. Exact, by dynamic programming; of equals
+/// the narrower in the earlier layers. mean_width >= widths[0].
+std::vector<int> ChooseLayerWidths(std::span<const std::vector<double>> cost, std::span<const int> widths,
+                                   double mean_width);
+
 /// Ok when K and V bits are those that the recipe's format has; otherwise names them.
 Status ExpectBits(std::string_view recipe, double k_bits, double v_bits, const RecipeOptions& options);
 

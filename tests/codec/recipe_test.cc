@@ -48,10 +48,10 @@ TEST(Recipe, RegistryHasTheDocumentedRows) {
     EXPECT_EQ(recipe.kind == CacheKind::kSimulated, !recipe.twin_of.empty() || recipe.simulate != nullptr);
     EXPECT_FALSE(recipe.summary.empty());
   }
-  EXPECT_EQ(names, (std::vector<std::string_view>{"aligned", "paper", "uniform", "fp16", "fp32",
-                                                  "sim:aligned", "sim:paper", "sim:uniform", "kivi",
-                                                  "kivi-scale-only", "q8_0", "q4_0", "fp8", "turboquant-k8v4",
-                                                  "turboquant-4bit", "turboquant-k3v4", "turboquant-3bit"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{
+                       "aligned", "paper", "uniform", "fp16", "fp32", "sim:aligned", "sim:paper",
+                       "sim:uniform", "kivi", "kivi-scale-only", "pmkvq", "q8_0", "q4_0", "fp8",
+                       "turboquant-k8v4", "turboquant-4bit", "turboquant-k3v4", "turboquant-3bit"}));
   const Result<const Recipe*> unknown = FindRecipe("alinged");
   EXPECT_EQ(unknown.status().code(), ErrorCode::kNotFound);
   EXPECT_NE(unknown.status().message().find("aligned, paper, uniform, fp16, fp32"), std::string::npos);

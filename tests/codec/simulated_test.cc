@@ -134,6 +134,7 @@ TEST(SimulatedFormats, StoreTheBytesOfTheirLayouts) {
   for (const Case& c : std::vector<Case>{
            {"kivi", 2, 32 + 16 + 32 + 16, 48},  // codes; fp16 scale and zero a 32 tokens a channel, a 32 dims
            {"kivi-scale-only", 3, 48 + 16 + 48 + 16, 64},
+           {"pmkvq", 4, 64 + 4 + 64 + 4, 68},
            {"q8_0", 0, 2 * 4 * 34, 4 * 34},
            {"q4_0", 0, 2 * 4 * 18, 4 * 18},
            {"fp8", 0, 256, 128},
@@ -212,6 +213,75 @@ TEST(SimulatedFormats, OnlyKiviCodesTokensTogether) {
   }
 }
 
+TEST(PmKvq, HalvedCodesAreTheNearest) {
+  for (int bits : {16, 8, 4}) {
+    const double range = (1 << bits) - 1, half_range = (1 << (bits / 2)) - 1;
+    for (int code = 0; code < 1 << bits; ++code) {
+      ASSERT_EQ(HalveCode(code, bits), std::lround(code / range * half_range)) << code << " of " << bits;
+    }
+  }
+}
+
+TEST(PmKvq, WidthsAreTheBestOfAllWithinTheBudget) {
+  constexpr int kCount = 5;
+  const std::vector<int> widths = {2, 4, 8};
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const std::vector<float> size = test::Normals(2 * kCount, seed);
+    std::vector<std::vector<double>> cost;
+    for (int l = 0; l < kCount; ++l) {  // not always falling by the same factor
+      const double whole = std::exp(2 * size[2 * l]), ratio = 0.3 + 0.2 * std::tanh(size[2 * l + 1]);
+      cost.push_back({whole, whole * ratio, whole * ratio * ratio});
+    }
+    for (double mean : {2.0, 2.8, 3.0, 4.0, 5.5, 8.0}) {
+      double least = INFINITY;
+      for (int code = 0; code < 243; ++code) {
+        int bits = 0, rest = code;
+        double total = 0;
+        for (int l = 0; l < kCount; ++l, rest /= 3) {
+          bits += widths[rest % 3];
+          total += cost[l][rest % 3];
+        }
+        if (bits <= mean * kCount) least = std::min(least, total);
+      }
+      const std::vector<int> chosen = ChooseLayerWidths(cost, widths, mean);
+      ASSERT_EQ(chosen.size(), static_cast<size_t>(kCount));
+      double total = 0, bits = 0;
+      for (int l = 0; l < kCount; ++l) {
+        total += cost[l][chosen[l]];
+        bits += widths[chosen[l]];
+      }
+      EXPECT_LE(bits, mean * kCount);
+      EXPECT_DOUBLE_EQ(total, least) << "seed " << seed << ", mean width " << mean;
+    }
+  }
+}
+
+TEST(PmKvq, SensitiveLayersGetTheWiderCodes) {
+  std::vector<HeadCalibration> heads(4, RandomCalibration(kDim));
+  for (double& energy : heads[2].statistics.query_energy) energy *= 100;
+  const Result<SimulatedHeads> simulated =
+      Simulate(Named("pmkvq"), {4, 1, Rope(kDim), heads}, {.k_bits = 2.5, .v_bits = 4});
+  ASSERT_TRUE(simulated.ok()) << simulated.status().message();
+  std::vector<double> key_bytes;
+  for (int layer = 0; layer < 4; ++layer)
+    key_bytes.push_back(simulated->head(layer, 0).key_bytes_per_token());
+  EXPECT_EQ(key_bytes, (std::vector<double>{16 + 4, 16 + 4, 32 + 4, 16 + 4}));
+}
+
+// With one width in the paper's group of one head, against the plain quantiser: an error of at most half a
+// step, and a little for the bf16 scale.
+TEST(PmKvq, ValuesReadWithinHalfAStep) {
+  const Result<SimulatedHeads> heads =
+      SimulateSix(Named("pmkvq"), {.k_bits = 4, .v_bits = 4}, RandomCalibration(kDim), kDim);
+  ASSERT_TRUE(heads.ok()) << heads.status().message();
+  std::vector<float> values = test::Normals(kDim, 11), read = values;
+  heads->head(0, 0).RoundTripValues(read, 0);
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  const double step = (*high - *low) / 15;
+  EXPECT_LT(LargestDifference(values, read), 0.56 * step);
+  EXPECT_GT(LargestDifference(values, read), 0.4 * step);
+}
+
 TEST(SimulatedTwin, ReadsWhatTheRecordsDecodeTo) {
   const HeadCalibration calibration = RandomCalibration(kDim);
   for (std::string_view name : {"aligned", "paper", "uniform"}) {
@@ -250,6 +320,7 @@ TEST(Simulate, RefusesWhatAFormatHasNotByName) {
             "recipe turboquant-k3v4: K bits 4 and V bits 4 asked for, it has 3 and 4");
   EXPECT_THAT(message("kivi", {.k_bits = 2.5, .v_bits = 2}, 64),
               testing::HasSubstr("1, 2, 3, 4, 5, 6, 7, 8"));
+  EXPECT_THAT(message("pmkvq", {.k_bits = 1.5, .v_bits = 2}, 64), testing::HasSubstr("2, 4 or 8"));
   EXPECT_THAT(message("turboquant-3bit", {.k_bits = 3, .v_bits = 3}, 96), testing::HasSubstr("head dim 96"));
   EXPECT_THAT(message("q4_0", {.k_bits = 4, .v_bits = 4}, 80), testing::HasSubstr("head dim 80"));
   EXPECT_THAT(message("fp16", {}, 64), testing::HasSubstr("nothing to simulate"));
