@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                              header.value_scale, merged);
     }
     __syncthreads();
-    if (blocks > 1) ClusterArrive();  // the others' shared memory is read
+    if (blocks > 1) ClusterArriveRelaxed();  // the others' shared memory is read
     if (finished_heads > 0) {
       __half* out =
           reinterpret_cast<__half*>(p.out) +

@@ -146,6 +146,11 @@ __device__ __forceinline__ void PrefetchToL2(const void* global) {
 __device__ __forceinline__ void ClusterArrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+/// Without publishing what this block wrote (that is a fence of the whole GPU): enough to say that its reads
+/// of other blocks' shared memory are over.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
