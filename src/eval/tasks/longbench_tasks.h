@@ -26,8 +26,8 @@ std::span<const LongBenchTask> LongBenchTasks();
 const LongBenchTask* FindLongBenchTask(std::string_view name);
 
 struct LongBenchSample {
-  std::string input, context;
-  std::vector<std::string> answers, classes;
+  std::string input = {}, context = {};
+  std::vector<std::string> answers = {}, classes = {};
 };
 
 /// The samples of a task's JSONL file. path: for messages. Errors: kCorruptFile naming line and field.

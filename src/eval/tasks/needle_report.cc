@@ -15,8 +15,7 @@ namespace {
 constexpr double kCellWidth = 52, kCellHeight = 24, kGap = 44, kLeft = 60, kTop = 92;
 constexpr size_t kPanelsARow = 4;
 
-/// Red over yellow to green, in steps that stay apart for people who tell red and green badly (ColorBrewer's
-/// RdYlBu), since the score stands in every cell too.
+/// Red over yellow to blue (ColorBrewer's RdYlBu), which people with any colour vision tell apart.
 std::string ScoreColour(double score) {
   static constexpr std::array<std::array<double, 3>, 5> kStops = {
       {{215, 48, 39}, {252, 141, 89}, {254, 224, 144}, {145, 191, 219}, {69, 117, 180}}};
