@@ -22,7 +22,7 @@ def run(*args, env=None, **kwargs):
     return subprocess.run([BLOCKGTQ, *map(str, args)], capture_output=True, env=env, timeout=300, **kwargs)
 
 
-class CommandLine(unittest.TestCase):
+class Fixture(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -49,6 +49,8 @@ class CommandLine(unittest.TestCase):
             self.assertIn(need, last)
         return done
 
+
+class CommandLine(Fixture):
     def test_calibrate_inspect_and_plot(self):
         plan = self.folder / "plan.safetensors"
         made, _ = self.ok("calibrate", "-m", self.model, "-f", self.text, "--tokens", 300, "-o", plan)
@@ -159,7 +161,8 @@ class CommandLine(unittest.TestCase):
 
     def test_help_exits_with_0(self):
         self.assertEqual(run("--help").returncode, 0)
-        for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench"):
+        for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
+                        "needle", "longbench", "aime"):
             done = run(command, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertIn(b"--json", done.stdout)
@@ -252,6 +255,108 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(process.returncode, 0, error.decode())
         self.assertIn(b"eval time", error)
         self.assertIn(json.loads(self.json.read_text())["stop_reason"], ("cancelled", "limit"))
+
+
+class TaskSuites(Fixture):
+    """needle, longbench and aime. The tiny model's tokens are nearly bytes and its answers noise: what is checked is the
+    run, not the scores."""
+
+    NEEDLE = ("--no-chat", "-n", 4, "--lengths", "440,480", "--depths", "0,100", "--trials", 2, "--tasks", "single,vartrack")
+
+    def test_needle_writes_table_json_and_heat_map(self):
+        picture = self.folder / "needle.svg"
+        seen, done = self.ok("needle", "-m", self.model, *self.NEEDLE, "--plot", picture)
+        self.assertIn(b"| task | 440 | 480 | all | 95% interval | samples |", done.stdout)
+        self.assertEqual(set(seen["tasks"]), {"single", "vartrack"})
+        self.assertEqual((seen["samples"], seen["samples_total"], seen["stopped"]), (16, 16, False))
+        for task in seen["tasks"].values():
+            self.assertEqual(len(task["cells"]), 4)
+            self.assertLessEqual(task["ci_low"], task["score"])
+            self.assertLessEqual(task["score"], task["ci_high"])
+        self.assertIn("average", seen)
+        self.assertEqual(seen["recipe"], "aligned")
+        self.assertGreaterEqual(len(xml.dom.minidom.parse(str(picture)).getElementsByTagName("rect")), 8)
+
+    def test_a_run_cut_anywhere_continues_to_the_same_results(self):
+        results = self.folder / "needle.jsonl"
+        command = ("needle", "-m", self.model, *self.NEEDLE, "-t", 1, "-o", results)
+        whole_json, _ = self.ok(*command)
+        whole = results.read_bytes()
+        self.assertEqual(whole.count(b"\n"), 17)
+        for cut in (0, 5, whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1, len(whole)):
+            results.write_bytes(whole[:cut])
+            seen, done = self.ok(*command)
+            self.assertEqual(results.read_bytes(), whole)
+            self.assertEqual(seen, whole_json)
+        self.assertIn(b"continuing after 16 of 16", done.stderr)
+
+    def test_other_settings_are_refused_by_name(self):
+        results = self.folder / "needle.jsonl"
+        command = ["needle", "-m", self.model, *self.NEEDLE, "-o", results]
+        self.ok(*command)
+        before = results.read_bytes()
+        self.fails(*command, "-s", 2, needs=["needle.jsonl", "seed"])
+        self.fails(*command, "--recipe", "fp16", needs=["needle.jsonl"])
+        self.fails(*command, "--activations", "float", needs=["activations"])
+        self.fails("needle", "-m", self.model, *self.NEEDLE, "-o", self.text, needs=["text.txt", "results file"])
+        self.assertEqual(results.read_bytes(), before)
+
+    def test_ctrl_c_stops_and_the_run_goes_on_later(self):
+        results = self.folder / "aime.jsonl"
+        problems = self.folder / "problems.jsonl"
+        problems.write_text('{"problem": "1+1?", "answer": 2}\n')
+        command = [BLOCKGTQ, "aime", "-m", self.model, "-f", problems, "--no-chat", "-n", 100, "--samples", 100, "-t", 1,
+                   "-o", results, "--json", self.json]
+        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        end = time.time() + 60
+        while time.time() < end and not (results.exists() and results.read_bytes().count(b"\n") > 2):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, error.decode())
+        self.assertIn(b"| aime |", out)
+        seen = json.loads(self.json.read_text())
+        finished = results.read_bytes().count(b"\n") - 1
+        self.assertEqual((seen["stopped"], seen["samples"], seen["samples_total"]), (finished < 100, finished, 100))
+        self.assertGreater(finished, 1)
+        seen, _ = self.ok(*command[1:-2])
+        self.assertEqual((seen["stopped"], seen["samples"]), (False, 100))
+
+    def test_aime_scores_each_problem(self):
+        problems = self.folder / "problems.jsonl"
+        problems.write_text('{"problem": "1+1?", "answer": 2}\n{"question": "3*3?", "answer": "009"}\n')
+        command = ("aime", "-m", self.model, "-f", problems, "--no-chat", "-n", 16)
+        seen, done = self.ok(*command, "--samples", 3)
+        self.assertIn(b"| task | pass@1 | 95% interval | problems | samples |", done.stdout)
+        self.assertEqual((seen["samples"], seen["tasks"]["aime"]["problems"]), (6, 2))
+        self.assertEqual(len(seen["tasks"]["aime"]["by_problem"]), 2)
+        self.fails(*command, "--temp", 0, needs=["--samples 1"])
+        self.fails("aime", "-m", self.model, "-f", problems, "--no-chat", needs=["512", "-n"])
+        self.fails("aime", "-m", self.model, "-f", self.text, "--no-chat", needs=["text.txt", "line 1"])
+        self.fails("aime", "-m", self.model, code=2, needs=["--file"])
+
+    def test_longbench_reads_a_folder_and_says_where_to_get_it(self):
+        data = self.folder / "longbench"
+        self.fails("longbench", "-m", self.model, "--data", data, "--no-chat", needs=["longbench", "THUDM/LongBench"])
+        data.mkdir()
+        self.fails("longbench", "-m", self.model, "--data", data, "--no-chat", needs=["2wikimqa.jsonl", "THUDM/LongBench"])
+        self.fails("longbench", "-m", self.model, code=2, needs=["--data"])
+        for task in ("trec", "lcc"):
+            with open(data / f"{task}.jsonl", "w") as file:
+                for i in range(3):
+                    file.write(json.dumps({"input": f"Question {i}?", "context": "Text. " * 200, "answers": ["City"],
+                                           "all_classes": ["City", "Date"], "length": 200}) + "\n")
+        command = ("longbench", "-m", self.model, "--data", data, "--no-chat")
+        seen, done = self.ok(*command, "--tasks", "lcc,trec", "--limit", 2)
+        self.assertIn(b"| lcc |", done.stdout)
+        self.assertIn(b"context is 512", done.stderr)
+        self.assertEqual((set(seen["tasks"]), seen["samples"]), ({"lcc", "trec"}, 4))
+        self.assertEqual(seen["cap"], 512 - 64)
+        self.fails(*command, "--tasks", "trec", "--cap", 500, needs=["448"])
+        self.fails(*command, "--tasks", "narrativeqa", needs=["narrativeqa"])
+
+    def test_a_model_without_a_chat_template_needs_no_chat(self):
+        self.fails("needle", "-m", self.model, "--lengths", 480, needs=["--no-chat"])
 
 
 if __name__ == "__main__":
