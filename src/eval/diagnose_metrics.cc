@@ -77,7 +77,22 @@ QueryHead::QueryHead(std::span<const float> queries, std::span<const float> keys
       dim_(head_dim),
       tokens_(static_cast<int64_t>(keys.size()) / head_dim),
       scale_(scale),
-      logits_(CausalLogits(queries, keys, head_dim, scale)) {}
+      log_p_(static_cast<size_t>(tokens_ * tokens_)),
+      p_(log_p_.size()),
+      top_(static_cast<size_t>(tokens_)) {
+  const std::vector<float> logits = CausalLogits(queries, keys, head_dim, scale);
+  for (int64_t t = kTopKeys; t < tokens_; ++t) {
+    const size_t first = static_cast<size_t>(t * tokens_);
+    const std::span<const float> seen =
+        std::span<const float>(logits).subspan(first, static_cast<size_t>(t + 1));
+    const double mass = LogMass(seen);
+    for (size_t s = 0; s < seen.size(); ++s) {
+      log_p_[first + s] = seen[s] - mass;
+      p_[first + s] = std::exp(log_p_[first + s]);
+    }
+    top_[static_cast<size_t>(t)] = TopKeys(seen);
+  }
+}
 
 KeyErrorSums QueryHead::Errors(std::span<const float> decoded, const OffsetRotations& rotations) const {
   KeyErrorSums sums;
@@ -109,17 +124,15 @@ void QueryHead::AddLogitErrors(std::span<const float> decoded, const OffsetRotat
 void QueryHead::AddAttentionErrors(std::span<const float> decoded, KeyErrorSums& sums) const {
   const std::vector<float> logits = CausalLogits(queries_, decoded, dim_, scale_);
   for (int64_t t = kTopKeys; t < tokens_; ++t) {
-    const size_t first = static_cast<size_t>(t * tokens_), seen = static_cast<size_t>(t + 1);
-    const std::span<const float> exact = std::span<const float>(logits_).subspan(first, seen);
-    const std::span<const float> test = std::span<const float>(logits).subspan(first, seen);
-    const double exact_mass = LogMass(exact), test_mass = LogMass(test);
+    const size_t first = static_cast<size_t>(t * tokens_);
+    const std::span<const float> seen =
+        std::span<const float>(logits).subspan(first, static_cast<size_t>(t + 1));
+    const double mass = LogMass(seen);
     double kl = 0;
-    for (size_t s = 0; s < seen; ++s) {
-      const double log_p = exact[s] - exact_mass;
-      kl += std::exp(log_p) * (log_p - (test[s] - test_mass));
-    }
+    for (size_t s = 0; s < seen.size(); ++s) kl += p_[first + s] * (log_p_[first + s] - (seen[s] - mass));
     sums.kl += std::max(0.0, kl);  // rounding can leave a few 1e-8 below zero
-    const std::array<int, kTopKeys> top = TopKeys(exact), test_top = TopKeys(test);
+    const std::array<int, kTopKeys>& top = top_[static_cast<size_t>(t)];
+    const std::array<int, kTopKeys> test_top = TopKeys(seen);
     std::array<int, kTopKeys> both{};
     const auto end =
         std::set_intersection(top.begin(), top.end(), test_top.begin(), test_top.end(), both.begin());

@@ -2,6 +2,7 @@
 // overlap of the most attended tokens. Definitions: docs/method.md, "Judging keys alone".
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -59,7 +60,9 @@ class QueryHead {
   int dim_;
   int64_t tokens_;
   float scale_;
-  std::vector<float> logits_;  // [tokens, tokens], scaled; row i holds tokens 0..i, the rest is unused
+  // Of exact keys, of the queries from kTopKeys on.
+  std::vector<double> log_p_, p_;  // [tokens, tokens]; row i holds tokens 0..i, the rest is unused
+  std::vector<std::array<int, kTopKeys>> top_;  // [tokens], ascending
 };
 
 }  // namespace blockgtq

@@ -104,9 +104,9 @@ std::string Spectrum(const DiagnoseResult& result, HeadName head) {
   const HeadStatistics& s = result.statistics[at];
   const int blocks = result.head_dim / 2;
   std::vector<SvgSeries> series(3);
-  series[0].name = "queries, E|q|^2";
-  series[1].name = "keys, E|k|^2";
-  series[2].name = "keys about their mean";
+  series[0].name = "queries: mean |q|²";
+  series[1].name = "keys: mean |k|²";
+  series[2].name = "keys less their mean: mean |k - μ|²";
   std::vector<double> energies;
   for (int i = 0; i < blocks; ++i) {
     const double values[3] = {s.query_energy[static_cast<size_t>(i)], s.key_energy[static_cast<size_t>(i)],
@@ -133,7 +133,7 @@ std::string Spectrum(const DiagnoseResult& result, HeadName head) {
                           .smallest = -0.5,
                           .largest = blocks - 0.5,
                           .whole_numbers = true},
-                         SvgRangeFor({.label = "energy", .logarithmic = true}, energies));
+                         SvgRangeFor({.label = "energy of a block", .logarithmic = true}, energies));
   area.DrawFrame(canvas);
   for (size_t v = 0; v < series.size(); ++v) {
     std::vector<SvgPoint> shown;

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <iterator>
 
 namespace blockgtq {
@@ -133,7 +135,8 @@ std::string SvgCanvas::Document() const {
 }
 
 double SvgTextWidth(std::string_view text, double size) {
-  return 0.58 * size * static_cast<double>(text.size());
+  const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };  // UTF-8
+  return 0.58 * size * static_cast<double>(std::count_if(text.begin(), text.end(), std::not_fn(continues)));
 }
 
 std::string_view SvgSeriesColour(size_t series) {

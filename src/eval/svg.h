@@ -28,7 +28,7 @@ struct SvgStroke {
   std::string_view dashes = "";  // SVG's stroke-dasharray; empty: solid
 };
 
-/// A white page with a sans-serif font. Text is escaped; characters that XML cannot hold become spaces.
+/// A white page with a sans-serif font. Text is UTF-8 and is escaped; control characters become spaces.
 class SvgCanvas {
  public:
   SvgCanvas(double width, double height) : width_(width), height_(height) {}
@@ -49,7 +49,7 @@ class SvgCanvas {
   std::string body_;
 };
 
-/// Width that `text` takes, about: for legends and margins.
+/// Pixels that `text` takes, about: for legends and margins.
 double SvgTextWidth(std::string_view text, double size);
 
 /// Colour of series i: Okabe and Ito's palette, which people with any colour vision tell apart. Repeats after

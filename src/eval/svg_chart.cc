@@ -30,7 +30,7 @@ std::vector<double> Ticks(const SvgAxis& axis) {
   if (axis.logarithmic) {
     const int first = static_cast<int>(std::floor(std::log10(low))),
               last = static_cast<int>(std::ceil(std::log10(high)));
-    const bool fine = last - first <= 2, coarse = last - first > 8;
+    const bool fine = std::log10(high / low) <= 2.5, coarse = last - first > 8;
     for (int e = first; e <= last; e += coarse ? 2 : 1) {
       for (double lead : {1.0, 2.0, 5.0}) {
         const double value = lead * std::pow(10.0, e);
