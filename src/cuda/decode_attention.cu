@@ -234,16 +234,18 @@ Result<DeviceLimits> ReadDeviceLimits(int device) {
   const cudaError_t found = cudaGetDeviceCount(&count);
   if (found != cudaSuccess || count <= device) {
     (void)cudaGetLastError();
-    return Unsupported("there is no CUDA device " + std::to_string(device) +
-                       (found == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(found) + ")"));
+    return Status(ErrorCode::kUnsupported,
+                  "there is no CUDA device " + std::to_string(device) +
+                      (found == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(found) + ")"));
   }
   cudaDeviceProp properties;
   BGTQ_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, device), "reading the device's limits"));
   if (properties.major != 9) {
-    return Unsupported(std::string(properties.name) + " has compute capability " +
-                       std::to_string(properties.major) + "." + std::to_string(properties.minor) +
-                       "; the kernels are built for 9.0");
+    return Status(ErrorCode::kUnsupported, std::string(properties.name) + " has compute capability " +
+                                               std::to_string(properties.major) + "." +
+                                               std::to_string(properties.minor) +
+                                               "; the kernels are built for 9.0");
   }
   DeviceLimits limits;
   limits.processors = properties.multiProcessorCount;
