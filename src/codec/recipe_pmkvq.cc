@@ -27,7 +27,7 @@ namespace {
 constexpr std::array<int, 3> kWidths = {2, 4, 8};
 constexpr size_t kGroup = 128;
 constexpr int kFirstWidth = 16;
-constexpr size_t kMeasuredTokens = 256;  // of a head, spread over the calibration
+constexpr size_t kMeasuredTokens = 128;  // of a head, spread over the calibration
 constexpr int kExponents = 20;           // of the pairs' sizes: 1, 0.95, .. 0.05
 constexpr float kSmallestScale = 1e-4f, kLargestScale = 1e4f;
 

@@ -111,6 +111,27 @@ class CommandLine(Fixture):
         half, _ = self.ok(*args, "--recipe", "fp16", "--kld")
         self.assertEqual((half["kld_mean"], half["top1"], half["mode"], half["tokens"]), (0, 1, "production", 3 * 63))
 
+    def test_simulated_recipes_say_so_and_refuse_what_they_have_not(self):
+        args = ("perplexity", "-m", self.model, "-f", self.text, "-c", 256, "--chunks", 1, "--kld", "--strict")
+        kivi, done = self.ok(*args, "--recipe", "kivi", "-K", 2, "-V", 2)
+        self.assertEqual((kivi["simulated"], kivi["sinks"], kivi["recent"]), (True, 0, 128))
+        self.assertGreater(kivi["kld_mean"], 0)
+        self.assertIn(b"simulated: no packed kernel", done.stderr)
+        self.assertIn(b"simulated: no packed kernel", done.stdout)
+        fp8, _ = self.ok(*args, "--recipe", "fp8")
+        self.assertEqual((fp8["k_bits"], fp8["v_bits"], fp8["sinks"], fp8["recent"]), (8, 8, 4, 64))
+        packed, _ = self.ok(*args)
+        twin, _ = self.ok(*args, "--recipe", "sim:aligned")
+        self.assertFalse(packed["simulated"])
+        self.assertEqual(twin["bytes_per_token_per_head"], packed["bytes_per_token_per_head"])
+        self.assertLess(abs(twin["kld_mean"] / packed["kld_mean"] - 1), 0.1)
+        self.fails(*args, "--recipe", "fp8", "-K", 3, needs=["fp8", "K bits 3", "has 8 and 8"])
+        self.fails(*args, "--recipe", "kivi", "--no-buffer", needs=["kivi", "--recent 32"])
+        self.fails("bench", "-m", self.model, "--recipe", "kivi", needs=["kivi", "simulated"])
+        self.fails("calibrate", "-m", self.model, "--recipe", "kivi", "-o", self.folder / "p", needs=["kivi", "simulated"])
+        self.fails("generate", "-m", self.model, "-p", "a", "--recipe", "kivi", "--session", self.folder / "s",
+                   needs=["--session", "kivi"])
+
     def test_logits_equal_the_reference(self):
         raw = (DATA / "models/llama.reference.safetensors").read_bytes()
 
