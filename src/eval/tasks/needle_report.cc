@@ -162,8 +162,9 @@ std::string NeedlePicture(const NeedleSuite& suite, const TaskRun& run, const st
   canvas.Text({kLeft - 40, 28}, title, {.size = 16, .bold = true});
   canvas.Text({kLeft - 40, 47}, subtitle, {.size = 12});
   for (size_t i = 0; i < grids.size(); ++i) {
-    DrawGrid(canvas, grids[i], options, kLeft + panel_width * static_cast<double>(i % kPanelsARow),
-             kTop + panel_height * static_cast<double>(i / kPanelsARow));
+    const size_t row = i / kPanelsARow, column = i % kPanelsARow;
+    DrawGrid(canvas, grids[i], options, kLeft + panel_width * static_cast<double>(column),
+             kTop + panel_height * static_cast<double>(row));
   }
   canvas.Text({kLeft, kTop + panel_height * static_cast<double>(rows) - 12},
               "across: tokens of the prompt; down: depth of the needle", {.size = 11, .colour = "#555555"});

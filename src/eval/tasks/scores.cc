@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "src/core/random.h"
@@ -54,7 +55,7 @@ Estimate BootstrapMeanOfMeans(std::span<const std::vector<double>> groups, uint6
   }
   std::sort(means.begin(), means.end());
   const auto quantile = [&](double q) {
-    return means[static_cast<size_t>(q * static_cast<double>(means.size() - 1) + 0.5)];
+    return means[static_cast<size_t>(std::lround(q * static_cast<double>(means.size() - 1)))];
   };
   return {sum / static_cast<double>(counted), quantile(0.025), quantile(0.975)};
 }
