@@ -82,8 +82,9 @@ class KiviHead : public SimulatedHead {
   }
 
   double bytes_per_token() const override {
-    const double value_groups = static_cast<double>((dim_ + kGroup - 1) / kGroup);
-    return key_bytes_per_token() + static_cast<double>(dim_) * bits_.value / 8 + kScaleAndZero * value_groups;
+    const size_t value_groups = (dim_ + kGroup - 1) / kGroup;
+    return key_bytes_per_token() + static_cast<double>(dim_) * bits_.value / 8 +
+           kScaleAndZero * static_cast<double>(value_groups);
   }
   double key_bytes_per_token() const override {
     return static_cast<double>(dim_) * (bits_.key / 8.0 + kScaleAndZero / kGroup);

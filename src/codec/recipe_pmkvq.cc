@@ -137,8 +137,8 @@ class MeasuredHead {
         sum += query_energy_[d / 2] * error * error;
       }
     }
-    const double tokens = static_cast<double>(keys_.size() / dim_);
-    return sum / (2 * tokens * static_cast<double>(dim_));
+    const size_t tokens = keys_.size() / dim_;
+    return sum / static_cast<double>(2 * tokens * dim_);
   }
 
   /// Square error of the values relative to their size.

@@ -37,7 +37,7 @@ void RoundTripUniform(std::span<float> x, int bits) {
   const auto [low, high] = std::minmax_element(x.begin(), x.end());
   const float zero = *low, scale = std::max((*high - *low) / static_cast<float>(last), kSmallestScale);
   for (float& v : x) {
-    const int code = std::clamp(static_cast<int>((v - zero) / scale + 0.5f), 0, last);
+    const int code = std::clamp(static_cast<int>(std::floor((v - zero) / scale + 0.5f)), 0, last);
     v = static_cast<float>(code) * HalfOf(scale) + HalfOf(zero);
   }
 }
