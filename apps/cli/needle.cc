@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "apps/cli/command.h"
 #include "apps/cli/task_options.h"
@@ -75,7 +77,8 @@ class NeedleCommand : public Command {
                                                          {"haystack", TextHash(text)}}));
     fmt::print("{}", NeedleTable(*suite, run, used.seed));
     if (!plot_.empty()) {
-      const std::string what = fmt::format("{}, {}", model->config().architecture, flags_.CacheName());
+      const std::string what =
+          fmt::format("{}, {}", std::filesystem::path(model->path()).filename().string(), flags_.CacheName());
       BGTQ_RETURN_IF_ERROR(WriteFile(plot_, NeedlePicture(*suite, run, what)));
     }
     return flags_.Report(*suite, run, NeedleJson(*suite, run, used.seed));

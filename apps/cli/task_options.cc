@@ -17,6 +17,7 @@ void TaskFlags::Add(CLI::App& app) {
   cache.Add(app);
   app.add_flag("--chat,!--no-chat", chat,
                "put prompts in the model's chat template (the default); --no-chat: as they are");
+  app.add_flag("--strict", strict, "prompts attend to codes too, as if every token of them had been decoded");
   app.add_option("-o,--results", results,
                  "file that keeps every finished sample; a run that was stopped or killed continues from it")
       ->check(NotEmpty());
@@ -45,6 +46,7 @@ Result<TaskRun> TaskFlags::Run(LoadedModel& opened, const TaskSuite& suite, cons
                    {"device", opened.backend().name()},
                    {"activations", model.activations},
                    {"chat", chat},
+                   {"mode", strict ? "strict" : "production"},
                    {"recipe", cache.choice.recipe}});
   if (Coded()) {
     settings.update({{"k_bits", cache.choice.k_bits},
@@ -80,6 +82,7 @@ Result<TaskRun> TaskFlags::RunInto(LoadedModel& opened, const TaskSuite& suite, 
   Progress progress("samples");
   TaskRunOptions run_options;
   run_options.sampler = sampler;
+  run_options.strict = strict;
   run_options.stop = &StopRequested();
   run_options.progress = [&](double done, const std::string& note) { progress.Update(done, note); };
   BGTQ_ASSIGN_OR_RETURN(TaskRun run, RunTasks(*context, suite, file, run_options));

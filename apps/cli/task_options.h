@@ -13,6 +13,7 @@ struct TaskFlags {
   ModelOptions model;
   CacheFlags cache;
   bool chat = true;
+  bool strict = false;
   std::string results;  // of -o; empty: not kept
   JsonOption json;
 

@@ -27,7 +27,7 @@ Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vect
   const Clock::time_point prompt_start = Clock::now();
   int64_t last_row = 0;
   const Status prompt_status = context.Append(
-      sequence, prompt, {},
+      sequence, prompt, {.strict = options.strict},
       [&](int64_t first, int64_t rows) {
         result.prompt_tokens = first + rows;
         last_row = rows - 1;

@@ -19,6 +19,7 @@ struct GenerateOptions {
   SamplerOptions sampler;
   int64_t context_tokens = 0;  // the sequence grows no longer than this; 0: as long as the cache has pages
   int64_t batch = 0;           // prompt tokens a pass; 0: the backend's choice
+  bool strict = false;         // the prompt's tokens attend as if each had been decoded (RunOptions::strict)
   const std::atomic<bool>* stop = nullptr;               // set by a signal handler; may be null
   std::function<void(std::string_view piece)> on_piece;  // bytes of each new token; may be empty
   std::function<void(int64_t done)> on_prompt;           // prompt tokens done; may be empty

@@ -65,6 +65,9 @@ TEST_F(ResultsFileTest, AKillAtAnyByteLosesOnlyTheLineThatWasBeingWritten) {
       for (size_t i = 0; i < file->samples().size(); ++i) {
         EXPECT_EQ(file->samples()[i], Sample(static_cast<int>(i)));
       }
+      if (lines > 0) {
+        EXPECT_EQ(Content(), left.substr(0, left.rfind('\n') + 1));
+      }
       EXPECT_EQ(file->dropped_bytes(), static_cast<int64_t>(cut - (left.rfind('\n') + 1)));
     }
     RunUpTo(3);

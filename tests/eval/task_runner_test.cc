@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "src/engine/calibration.h"
 #include "src/eval/tasks/longbench.h"
 #include "tests/engine/test_models.h"
 
@@ -123,6 +124,29 @@ TEST_F(RunnerTest, ScoresAreGatheredByTaskInTheSuitesOrder) {
     EXPECT_EQ(tasks[t].scores,
               (std::vector<double>{run->samples[2 * t].score, run->samples[2 * t + 1].score}));
   }
+}
+
+TEST_F(RunnerTest, StrictPromptsAttendToCodes) {
+  CacheOptions options;
+  options.sinks = options.recent = 0;
+  options.max_tokens = 128;
+  auto measured = Measure(*model_, model_->tokenizer().Encode(std::string(300, 'q') + " of text", false), {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  auto plan = MakePlan(*model_, *measured, "aligned", {2, 2, 1});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  context_ = MakeContext(*model_, options, &*plan);
+  const auto answers = [&](bool strict) {
+    run_.strict = strict;
+    ResultsFile memory = ResultsFile::InMemory();
+    const Result<TaskRun> run = RunTasks(*context_, SumSuite(*model_), memory, run_);
+    EXPECT_TRUE(run.ok()) << run.status().message();
+    std::string all;
+    for (const TaskSample& sample : run->samples) all += sample.line["answer"].get<std::string>() + "|";
+    return all;
+  };
+  const std::string strict = answers(true), production = answers(false);
+  EXPECT_NE(strict, production) << "a prompt that attends to itself in fp16 ends elsewhere";
+  EXPECT_EQ(strict, answers(true));
 }
 
 TEST(LongBenchSuite, PromptsAreCutInTheMiddleAtTheCap) {

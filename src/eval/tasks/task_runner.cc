@@ -51,6 +51,7 @@ Result<std::optional<nlohmann::json>> RunSample(Context& context, const TaskSuit
   generate.max_new_tokens = prompt.max_new_tokens;
   generate.sampler = options.sampler;
   generate.sampler.seed = prompt.seed;
+  generate.strict = options.strict;
   generate.stop = options.stop;
   const double all = static_cast<double>(prompt.tokens.size()) + static_cast<double>(prompt.max_new_tokens);
   double done = 0;

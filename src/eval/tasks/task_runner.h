@@ -16,6 +16,7 @@ namespace blockgtq {
 
 struct TaskRunOptions {
   SamplerOptions sampler;                   // its seed is replaced by each prompt's
+  bool strict = false;                      // GenerateOptions::strict
   const std::atomic<bool>* stop = nullptr;  // set by a signal handler; may be null
   /// done: share of this run's work, 0..1; note: where it is. May be empty.
   std::function<void(double done, const std::string& note)> progress;

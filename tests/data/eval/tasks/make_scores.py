@@ -74,8 +74,8 @@ ROUGE = [
     ("Growth was 3.5 percent. It fell.", "It fell to 3.5 percent growth"), ("b a c d", "a b d c"),
     ("word", "word word word. word"), ("p q r s. p q", "s r q p. q p"), ("a  b\n\nc", "a b\tc"),
 ]
-CLASSES = ["Number", "Number of something", "Date", "Date range", "Location", "City", "Other location",
-           "Individual", "Person", "some"]
+CLASSES = ["Number", "some", "Number of something", "Date", "Date range", "Location", "City", "Other location",
+           "Individual", "Person"]
 CLASSIFICATION = [
     ("Type: Location", "Location"), ("Other location", "Other location"), ("Location or City", "City"),
     ("Number of something", "Number of something"), ("nothing", "City"), ("", "City"), ("Number", "Number of something"),
