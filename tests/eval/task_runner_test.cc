@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "src/engine/calibration.h"
+#include "src/eval/tasks/aime.h"
 #include "src/eval/tasks/longbench.h"
 #include "tests/engine/test_models.h"
 
@@ -124,6 +126,18 @@ TEST_F(RunnerTest, ScoresAreGatheredByTaskInTheSuitesOrder) {
     EXPECT_EQ(tasks[t].scores,
               (std::vector<double>{run->samples[2 * t].score, run->samples[2 * t + 1].score}));
   }
+}
+
+TEST_F(RunnerTest, TriesOfOnePromptDifferByTheirSeeds) {
+  const auto suite =
+      AimeSuite::Create(*model_, {{"one", 1}}, {.samples = 4, .max_new_tokens = 12, .chat = false});
+  ASSERT_TRUE(suite.ok()) << suite.status().message();
+  ResultsFile memory = ResultsFile::InMemory();
+  const Result<TaskRun> run = RunTasks(*context_, **suite, memory, run_);
+  ASSERT_TRUE(run.ok()) << run.status().message();
+  std::set<std::string> answers;
+  for (const TaskSample& sample : run->samples) answers.insert(sample.line["answer"].get<std::string>());
+  EXPECT_EQ(answers.size(), 4u);
 }
 
 TEST_F(RunnerTest, StrictPromptsAttendToCodes) {
