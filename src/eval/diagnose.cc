@@ -29,7 +29,7 @@ std::vector<Token> FirstTokens(const LoadedModel& model, std::string_view text, 
   return tokens;
 }
 
-Status CheckOptions(const DiagnoseOptions& options) {
+Status CheckOptions(const ModelConfig& config, const DiagnoseOptions& options) {
   if (options.recipes.empty()) return Invalid("diagnose: no recipe; name one with --recipes");
   if (options.k_bits.empty()) return Invalid("diagnose: no width; name one with -K");
   for (size_t i = 0; i < options.recipes.size(); ++i) {
@@ -41,6 +41,14 @@ Status CheckOptions(const DiagnoseOptions& options) {
     if (!(bits >= 1 && bits <= 8)) return Invalid(fmt::format("-K: {} must lie within 1..8", bits));
     if (std::count(options.k_bits.begin(), options.k_bits.end(), bits) > 1)
       return Invalid(fmt::format("-K: {} stands there twice", bits));
+  }
+  for (const std::string& recipe : options.recipes) {
+    const double fixed = FixedKeyBits(recipe);
+    for (double bits : fixed > 0 ? std::vector<double>{fixed} : options.k_bits) {
+      if (fixed > 0 || !options.equal_bytes ||
+          recipe == options.recipes[0])  // else its budgets are found later
+        BGTQ_RETURN_IF_ERROR(CheckKeyBits(config, recipe, bits));
+    }
   }
   return Status::Ok();
 }
@@ -139,7 +147,7 @@ LayerWins CountWins(const DiagnosedStorage& winner, const DiagnosedStorage& lose
 
 Result<DiagnoseResult> Diagnose(LoadedModel& model, std::string_view calibration_text,
                                 std::string_view scoring_text, const DiagnoseOptions& options) {
-  BGTQ_RETURN_IF_ERROR(CheckOptions(options));
+  BGTQ_RETURN_IF_ERROR(CheckOptions(model.config(), options));
   const ModelConfig& config = model.config();
   const std::vector<Token> calibration =
       FirstTokens(model, calibration_text, std::min(options.tokens, config.context_length));

@@ -21,6 +21,32 @@ Result<const Recipe*> PlannedRecipe(const Recipe& recipe) {
   return FindRecipe(recipe.twin_of);
 }
 
+/// Values stay exact here, so their width is any that the recipe has: the default of packed recipes,
+/// otherwise the format's own or that of the keys.
+RecipeOptions OptionsFor(const Recipe& recipe, bool planned, double k_bits, uint64_t seed) {
+  RecipeOptions options;
+  options.k_bits = k_bits;
+  options.seed = seed;
+  if (!planned) options.v_bits = recipe.v_bits > 0 ? recipe.v_bits : k_bits;
+  return options;
+}
+
+/// A head of a few tokens without meaning.
+HeadCalibration MadeUpHead(int dim) {
+  HeadCalibration head;
+  StatisticsAccumulator accumulator(dim);
+  for (int t = 0; t < kPageTokens; ++t) {
+    std::vector<float> x;
+    for (int d = 0; d < dim; ++d) x.push_back(static_cast<float>((t * 7 + d * 3) % 11 - 5));
+    accumulator.AddQuery(x.data());
+    accumulator.AddKey(x.data());
+    head.keys.insert(head.keys.end(), x.begin(), x.end());
+  }
+  head.values = head.keys;
+  head.statistics = accumulator.Finish();
+  return head;
+}
+
 double MeanKeyBytes(const SimulatedHeads& heads) {
   double sum = 0;
   for (const auto& head : heads.heads) sum += head->key_bytes_per_token();
@@ -72,6 +98,17 @@ Status CheckDiagnosable(const std::string& recipe) {
                 fmt::format("recipe {}: keeps keys uncompressed, there is nothing to diagnose", recipe));
 }
 
+Status CheckKeyBits(const ModelConfig& config, const std::string& recipe, double k_bits) {
+  BGTQ_RETURN_IF_ERROR(CheckDiagnosable(recipe));
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* found, FindRecipe(recipe));
+  BGTQ_ASSIGN_OR_RETURN(const Recipe* planned, PlannedRecipe(*found));
+  const std::vector<HeadCalibration> head = {MadeUpHead(config.head_dim)};
+  const RecipeOptions options = OptionsFor(*found, planned != nullptr, k_bits, 0);
+  if (planned != nullptr) return planned->plan_head(head[0], options, 0, 0).status();
+  const SimulationInput input{1, 1, std::make_shared<RopeTable>(config.rope), head};
+  return Simulate(*found, input, options).status();
+}
+
 Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string& recipe, double k_bits) {
   BGTQ_RETURN_IF_ERROR(CheckDiagnosable(recipe));
   BGTQ_ASSIGN_OR_RETURN(const Recipe* found, FindRecipe(recipe));
@@ -81,10 +118,8 @@ Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string
   storage.recipe = recipe;
   storage.k_bits = k_bits;
   storage.simulated = found->kind == CacheKind::kSimulated;
-  RecipeOptions options;
-  options.k_bits = k_bits;
-  options.seed = source.seed;
-  if (planned != nullptr) {  // values stay exact here: any width that every packed recipe has
+  const RecipeOptions options = OptionsFor(*found, planned != nullptr, k_bits, source.seed);
+  if (planned != nullptr) {
     BGTQ_ASSIGN_OR_RETURN(const Plan plan,
                           MakePlan(*source.model, source.measured, std::string(planned->name), options));
     storage.heads = {recipe, config.layers, config.kv_heads, config.head_dim, {}};
@@ -93,7 +128,6 @@ Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string
       storage.block_widths.push_back(BlockWidths(head));
     }
   } else {
-    options.v_bits = found->v_bits > 0 ? found->v_bits : k_bits;
     const SimulationInput input{config.layers, config.kv_heads, source.rope, source.measured};
     BGTQ_ASSIGN_OR_RETURN(storage.heads, Simulate(*found, input, options));
   }

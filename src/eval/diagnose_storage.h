@@ -44,6 +44,10 @@ Status CheckDiagnosable(const std::string& recipe);
 /// which can).
 Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string& recipe, double k_bits);
 
+/// What MakeKeyStorage would say of the bits, before minutes are spent on measuring: it is asked with a
+/// made-up head of the model's head dim.
+Status CheckKeyBits(const ModelConfig& config, const std::string& recipe, double k_bits);
+
 /// The storage of `recipe` whose budget is the lowest that stores at least `k_bytes` a key, in steps of 1/16
 /// bit (whole bits where the recipe has no others). Errors: kInvalidArgument when its largest budget stores
 /// less.

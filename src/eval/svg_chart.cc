@@ -105,9 +105,9 @@ double Fraction(const SvgAxis& axis, double value) {
 }
 
 std::string TickText(const SvgAxis& axis, double value) {
-  // Powers of ten outside 0.001..10000 as such.
+  // Powers of ten outside 0.001..1000 as such.
   const double power = std::log10(std::abs(value));
-  if (axis.logarithmic && (power < -3.001 || power > 4.001) && std::abs(power - std::round(power)) < 1e-9)
+  if (axis.logarithmic && (power < -3.001 || power > 3.001) && std::abs(power - std::round(power)) < 1e-9)
     return fmt::format("1e{:.0f}", power);
   return fmt::format("{:g}", value);
 }
@@ -184,7 +184,8 @@ std::string DrawSvg(const SvgLineChart& chart) {
       shown.push_back({area.X(series.points[p].x), area.Y(series.points[p].y)});
       if (p < series.labels.size()) {
         const bool right = shown.back().x > kLeft + plot_width - 40;
-        canvas.Text({shown.back().x + (right ? -8 : 8), shown.back().y - 6}, series.labels[p],
+        const bool below = shown.back().y < kTop + 18;
+        canvas.Text({shown.back().x + (right ? -8 : 8), shown.back().y + (below ? 16 : -6)}, series.labels[p],
                     {.size = 11,
                      .anchor = right ? SvgAnchor::kEnd : SvgAnchor::kStart,
                      .colour = SvgSeriesColour(i)});

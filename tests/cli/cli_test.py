@@ -132,6 +132,46 @@ class CommandLine(Fixture):
         self.fails("generate", "-m", self.model, "-p", "a", "--recipe", "kivi", "--session", self.folder / "s",
                    needs=["--session", "kivi"])
 
+    def test_diagnose_writes_tables_json_and_plots(self):
+        plots = self.folder / "plots"
+        args = ("diagnose", "-m", self.model, "-f", self.text, "--tokens", 300)
+        seen, done = self.ok(*args, "-K", "2,3", "--plot", plots, "--head", "1.0")
+        self.assertEqual((seen["calibration_tokens"], seen["scored_tokens"], len(seen["per_layer"])), (300, 256, 2))
+        for recipe in ("aligned", "paper", "uniform"):
+            for key in ("mae_mean", "kl_mean", "overlap_mean", "k_bytes_per_token_per_head"):
+                self.assertEqual(sorted(seen[key][recipe]), ["2", "3"])
+            self.assertGreater(seen["mae_mean"][recipe]["2"], seen["mae_mean"][recipe]["3"])
+            for layer in seen["per_layer"]:
+                self.assertAlmostEqual(sum(layer["fingerprint"][recipe]["3"]), 1)
+            self.assertAlmostEqual(sum(layer["mae"][recipe]["3"] for layer in seen["per_layer"]) / 2,
+                                   seen["mae_mean"][recipe]["3"])
+        self.assertEqual(seen["k_bytes_per_token_per_head"]["uniform"]["3"], 3 * 16 / 8 + 2)
+        pairs = [(w["recipe"], w["against"], w["k_bits"], w["layers"]) for w in seen["wins"]]
+        self.assertEqual(pairs, [(a, b, bits, 2) for bits in (2, 3) for a, b in
+                                 (("aligned", "paper"), ("aligned", "uniform"), ("paper", "uniform"))])
+        self.assertIn(b"| 3 code bits | aligned K3 |", done.stdout)
+        names = {path.name for path in plots.iterdir()}
+        self.assertLessEqual({"kl.svg", "overlap.svg", "mae-aligned-K3.svg", "fingerprint-paper-K2.svg",
+                              "spectrum-1.0.svg"}, names)
+        for path in plots.iterdir():
+            self.assertTrue(xml.dom.minidom.parse(str(path)).getElementsByTagName("text"))
+        equal, _ = self.ok(*args, "-K", 3, "--recipes", "uniform,fp8,aligned", "--equal-bytes")
+        stored = equal["k_bytes_per_token_per_head"]
+        self.assertEqual((stored["uniform"], stored["fp8"]), ({"3": 8}, {"8": 16}))
+        self.assertGreaterEqual(min(stored["aligned"].values()), 8)
+        self.assertEqual(equal["simulated"], {"uniform": False, "fp8": True, "aligned": False})
+
+    def test_diagnose_refuses_what_it_cannot_do(self):
+        args = ("diagnose", "-m", self.model, "-f", self.text)
+        self.fails(*args, "--recipes", "aligned,magic", needs=["magic", "aligned"])
+        self.fails(*args, "--recipes", "fp16", needs=["fp16", "uncompressed"])
+        for recipe in ("uniform", "kivi"):
+            done = self.fails(*args, "-K", "2.5", "--recipes", recipe, needs=[recipe, "2.5"])
+            self.assertNotIn(b"calibrating", done.stderr)
+        self.fails(*args, "--plot", self.folder, "--head", "2.0", needs=["--head", "0..1"])
+        self.fails(*args, "--plot", "/proc/none", "--tokens", 256, needs=["/proc/none"])
+        self.fails(*args, "--head", "0.0", code=2, needs=["--plot"])
+
     def test_logits_equal_the_reference(self):
         raw = (DATA / "models/llama.reference.safetensors").read_bytes()
 
@@ -183,7 +223,7 @@ class CommandLine(Fixture):
     def test_help_exits_with_0(self):
         self.assertEqual(run("--help").returncode, 0)
         for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
-                        "needle", "longbench", "aime"):
+                        "needle", "longbench", "aime", "diagnose"):
             done = run(command, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertIn(b"--json", done.stdout)
