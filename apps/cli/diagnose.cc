@@ -48,6 +48,9 @@ class DiagnoseCommand : public Command {
     app.add_option("--tokens", options_.tokens, "tokens of each text, from its start")
         ->check(CLI::Range(int64_t{256}, int64_t{1} << 20))
         ->capture_default_str();
+    app.add_option("--sinks", options_.sinks, "first tokens of each chunk that keep their exact keys")
+        ->check(CLI::Range(0, 64))
+        ->capture_default_str();
     app.add_option("-s,--seed", options_.seed, "seed of the random rotations")->capture_default_str();
     CLI::Option* plot = app.add_option("--plot", plot_, "write plots (SVG) into this folder")
                             ->check(NotEmpty())
@@ -82,10 +85,11 @@ class DiagnoseCommand : public Command {
     if (!result.ok()) return result.status();
     LogLengths(*result);
     fmt::print(
-        "{}: {} layers, {} KV heads of {} dims; calibrated on {} tokens, scored on {} in chunks of {}; every "
-        "key decoded, values exact; seed {}\n\n{}",
+        "{}: {} layers, {} KV heads of {} dims; calibrated on {} tokens, scored on {} in chunks of {}; keys "
+        "decoded but for {} sinks, values exact; seed {}\n\n{}",
         model->path(), result->layers, result->kv_heads, result->head_dim, result->calibration_tokens,
-        result->scored_tokens, DiagnoseOptions::kChunkTokens, options_.seed, DiagnoseTables(*result));
+        result->scored_tokens, DiagnoseOptions::kChunkTokens, options_.sinks, options_.seed,
+        DiagnoseTables(*result));
     BGTQ_RETURN_IF_ERROR(WritePlots(*result));
     return json_.Write(Json(*result));
   }
@@ -173,6 +177,7 @@ class DiagnoseCommand : public Command {
                 {"scored_tokens", r.scored_tokens},
                 {"equal_bytes", options_.equal_bytes},
                 {"activations", model_.activations},
+                {"sinks", options_.sinks},
                 {"seed", options_.seed}});
     return out;
   }

@@ -37,6 +37,9 @@ Status CheckOptions(const ModelConfig& config, const DiagnoseOptions& options) {
     if (std::count(options.recipes.begin(), options.recipes.end(), options.recipes[i]) > 1)
       return Invalid(fmt::format("--recipes: {} stands there twice", options.recipes[i]));
   }
+  if (options.sinks < 0 || options.sinks > DiagnoseOptions::kChunkTokens)
+    return Invalid(
+        fmt::format("--sinks: {} must lie within 0..{}", options.sinks, DiagnoseOptions::kChunkTokens));
   for (double bits : options.k_bits) {
     if (!(bits >= 1 && bits <= 8)) return Invalid(fmt::format("-K: {} must lie within 1..8", bits));
     if (std::count(options.k_bits.begin(), options.k_bits.end(), bits) > 1)

@@ -19,6 +19,7 @@ struct DiagnoseOptions {
   std::vector<double> k_bits = {2, 3, 4};
   bool equal_bytes = false;  // the other recipes at the first one's stored bytes, not at its code bits
   int64_t tokens = 2048;     // of each text, from its start; scored in chunks of kChunkTokens
+  int sinks = 0;             // first tokens of each chunk that keep their exact keys
   uint64_t seed = RecipeOptions().seed;
   int threads = 0;                                                      // of the metrics; 0: one a core
   std::function<void(const std::string& stage, double done)> progress;  // done 0..1; may be empty

@@ -18,8 +18,13 @@ namespace {
 /// Scores each chunk's queries and keys as they come out of a layer, so that no more than one layer is held.
 class ScoringObserver : public AttentionObserver {
  public:
-  ScoringObserver(const ModelConfig& config, std::span<const KeyStorage> storages, int threads)
-      : config_(config), storages_(storages), rope_(config.rope), rotations_(rope_), pool_(threads) {
+  ScoringObserver(const ModelConfig& config, std::span<const KeyStorage> storages, int sinks, int threads)
+      : config_(config),
+        storages_(storages),
+        sinks_(sinks),
+        rope_(config.rope),
+        rotations_(rope_),
+        pool_(threads) {
     rope_.Reserve(DiagnoseOptions::kChunkTokens);
     sums_.assign(storages.size(), std::vector<KeyErrorSums>(static_cast<size_t>(config.layers)));
   }
@@ -95,6 +100,11 @@ class ScoringObserver : public AttentionObserver {
                               storage * all_heads + head * HeadFloats() + page * page_floats, page_floats),
                           first);
     });
+    for (size_t head = 0; head < storages_.size() * config_.kv_heads; ++head) {
+      const size_t exact = head % config_.kv_heads * HeadFloats();
+      std::copy_n(&keys_[exact], static_cast<size_t>(sinks_) * config_.head_dim,
+                  &decoded_[head * HeadFloats()]);
+    }
   }
 
   void Compare(int layer) {
@@ -118,6 +128,7 @@ class ScoringObserver : public AttentionObserver {
 
   const ModelConfig& config_;
   std::span<const KeyStorage> storages_;
+  int sinks_;
   RopeTable rope_;
   OffsetRotations rotations_;
   ThreadPool pool_;
@@ -145,7 +156,7 @@ Result<std::vector<std::vector<KeyErrors>>> ScoreStorages(LoadedModel& model, st
   const int threads = options.threads > 0
                           ? options.threads
                           : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  ScoringObserver observer(model.config(), storages, threads);
+  ScoringObserver observer(model.config(), storages, options.sinks, threads);
   const Tokenizer& tokenizer = model.tokenizer();
   for (int64_t c = 0; c < chunks; ++c) {
     if (options.stop != nullptr && options.stop->load())

@@ -318,6 +318,19 @@ TEST_F(DiagnoseOfATinyModel, MoreBitsAreBetterAndThreadsChangeNothing) {
   }
 }
 
+TEST_F(DiagnoseOfATinyModel, SinksKeepTheirExactKeys) {
+  options_.recipes = {"uniform"};
+  options_.k_bits = {2};
+  const double none = Run().storages[0].mean.mae;
+  options_.sinks = 64;  // a quarter of each chunk's keys: their errors are a quarter of all, about
+  EXPECT_NEAR(Run().storages[0].mean.mae / none, 0.75, 0.05);
+  options_.sinks = 256;
+  const DiagnosedStorage all = Run().storages[0];
+  EXPECT_EQ(all.mean.mae, 0);
+  EXPECT_LT(all.mean.kl, 1e-9);
+  EXPECT_EQ(all.mean.overlap, 1);
+}
+
 TEST_F(DiagnoseOfATinyModel, WinsCountLayersThatAreStrictlyBetter) {
   DiagnosedStorage a, b;
   a.layers = {{1, 0.5, 0.9}, {2, 0.5, 0.8}, {3, 0.5, 0.7}, {5, 1, 0.2}};
