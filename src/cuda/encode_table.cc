@@ -87,13 +87,13 @@ float HalfScale(std::span<const float> values) {
   return largest > 0 ? std::ldexp(1.0f, 7 - std::ilogb(largest)) : 1.0f;
 }
 
-std::vector<float> SlotRotations(const RopeConfig& config) {
+std::vector<float> SlotRotations(const RopeConfig& rope) {
   std::vector<float> out;
-  const std::vector<double> frequencies = RopeFrequencies(config);
+  const std::vector<double> frequencies = RopeFrequencies(rope);
   for (int slot = 0; slot < kPageTokens; ++slot) {
     for (size_t j = 0; j < frequencies.size(); ++j) {
-      const bool rotary = static_cast<int>(j) < config.rotary_dims / 2;
-      const double factor = rotary ? double{config.attention_factor} : 1.0;
+      const bool rotary = static_cast<int>(j) < rope.rotary_dims / 2;
+      const double factor = rotary ? double{rope.attention_factor} : 1.0;
       out.push_back(static_cast<float>(std::cos(slot * frequencies[j]) * factor));
       out.push_back(static_cast<float>(std::sin(slot * frequencies[j]) * factor));
     }

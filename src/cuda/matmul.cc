@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "src/cuda/device_memory.h"
@@ -45,7 +46,10 @@ class Owned {
 struct LibraryShape {
   int64_t out, rows, in, y_stride;
   bool has_bias;
-  auto operator<=>(const LibraryShape&) const = default;
+  bool operator<(const LibraryShape& other) const {
+    return std::tie(out, rows, in, y_stride, has_bias) <
+           std::tie(other.out, other.rows, other.in, other.y_stride, other.has_bias);
+  }
 };
 
 struct LibraryPlan {

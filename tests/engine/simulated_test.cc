@@ -105,8 +105,8 @@ TEST_P(SimulatedTinyModel, StrictScoringEqualsDecodingOneTokenAtATime) {
   }
 }
 
-// Kernels round queries and probabilities to 8 bits, which twins do not; what that moves changes codes of later
-// layers.
+// Kernels round queries and probabilities to 8 bits, which twins do not; what that moves changes codes of
+// later layers.
 TEST_P(SimulatedTinyModel, ATwinIsMuchCloserToItsPackedCacheThanEitherToFp16) {
   const auto model = OpenModel(TinyModelPath(GetParam()));
   ASSERT_NE(model, nullptr);
