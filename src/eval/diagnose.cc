@@ -98,7 +98,7 @@ Result<Panel> PanelOfBytes(const StorageSource& source, const DiagnoseOptions& o
   for (double bits : fixed > 0 ? std::vector<double>{fixed} : options.k_bits) {
     BGTQ_ASSIGN_OR_RETURN(KeyStorage storage, MakeKeyStorage(source, first, bits));
     const double bytes = storage.k_bytes;
-    DiagnosedRow row{fmt::format("{:.2f} stored bytes a key, or the next more", bytes), {}};
+    DiagnosedRow row{fmt::format("{:.2f} stored bytes a key or more", bytes), {}};
     row.storages.push_back(panel.Add(std::move(storage)));
     for (size_t r = 1; r < options.recipes.size(); ++r) {
       BGTQ_ASSIGN_OR_RETURN(KeyStorage other, MakeKeyStorageOfBytes(source, options.recipes[r], bytes));

@@ -53,7 +53,7 @@ LayerWins CountWins(const DiagnosedStorage& winner, const DiagnosedStorage& lose
 
 /// Storages that are compared with each other: those of one width, or of one size in bytes.
 struct DiagnosedRow {
-  std::string title;             // "3 code bits", "25.00 stored bytes a key"
+  std::string title;             // "3 code bits", "25.00 stored bytes a key or more"
   std::vector<size_t> storages;  // into DiagnoseResult::storages, in the order of DiagnoseOptions::recipes
 };
 

@@ -39,13 +39,12 @@ std::string Fingerprint(const DiagnoseResult& result, const DiagnosedStorage& st
 std::string ErrorsByLayer(const DiagnoseResult& result, const DiagnosedRow& row) {
   SvgLineChart chart;
   chart.title = "RoPE-logit error by layer";
-  chart.subtitle =
-      fmt::format("{}; {}; stored bytes a token a head in brackets", ModelText(result), row.title);
+  chart.subtitle = fmt::format("{}; {}", ModelText(result), row.title);
   chart.x = {.label = "layer", .whole_numbers = true};
   chart.y = {.label = "mean absolute logit error (unscaled)", .logarithmic = true};
   for (size_t s : row.storages) {
     const DiagnosedStorage& d = result.storages[s];
-    SvgSeries series{.name = fmt::format("{} ({:.1f} B)", d.name, d.k_bytes)};
+    SvgSeries series{.name = fmt::format("{} ({:.1f} B a key)", d.name, d.k_bytes)};
     for (size_t l = 0; l < d.layers.size(); ++l)
       series.points.push_back({static_cast<double>(l), d.layers[l].mae});
     chart.series.push_back(std::move(series));

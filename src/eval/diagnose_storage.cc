@@ -36,8 +36,8 @@ HeadCalibration MadeUpHead(int dim) {
   HeadCalibration head;
   StatisticsAccumulator accumulator(dim);
   for (int t = 0; t < kPageTokens; ++t) {
-    std::vector<float> x;
-    for (int d = 0; d < dim; ++d) x.push_back(static_cast<float>((t * 7 + d * 3) % 11 - 5));
+    std::vector<float> x(static_cast<size_t>(dim));
+    for (int d = 0; d < dim; ++d) x[static_cast<size_t>(d)] = static_cast<float>((t * 7 + d * 3) % 11 - 5);
     accumulator.AddQuery(x.data());
     accumulator.AddKey(x.data());
     head.keys.insert(head.keys.end(), x.begin(), x.end());
