@@ -18,6 +18,9 @@ foreach(folder core codec formats text cache backend cpu models engine eval)
   bgtq_test_folder(${folder})
 endforeach()
 
+# The CUDA decode attention without a GPU.
+add_subdirectory(${PROJECT_SOURCE_DIR}/tests/cuda/emulator)
+
 # Layers only look down, and each header compiles alone (tests/architecture).
 find_package(Python3 COMPONENTS Interpreter)
 if(Python3_Interpreter_FOUND)

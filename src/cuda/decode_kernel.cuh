@@ -55,7 +55,7 @@ struct HeadLoader {
 template <int kWarps, int kHeadDim, bool kFew, int kValueWidth, bool kMean, int kBlocks>
 __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_constant__ DecodeParams p) {
   LetNextKernelStart();
-  extern __shared__ __align__(128) uint8_t shared[];
+  BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   constexpr int kThreads = kWarps * 32, kTeam = 4 / kBlocks, kTeams = kWarps / kTeam;
   constexpr int kSlots = kFew ? kFewQueryHeads : kMaxQueryHeads, kHeads = kFew ? 1 : 2;
   static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) <= kWarps * kSlots * kHeadDim * 4);

@@ -12,7 +12,7 @@ constexpr bool kFew = true;
 
 __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_constant__ DecodeParams p) {
   LetNextKernelStart();
-  extern __shared__ __align__(128) uint8_t shared[];
+  BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex();
   const int g = lane >> 2, tq = lane & 3, worker = blockIdx.x * kWarps + warp, stages = p.stages;
   const WarpSharedLayout layout =

@@ -1,5 +1,6 @@
 // One block a (sequence, work head).
 #include "src/cuda/launch.cuh"
+#include "src/cuda/ptx.cuh"
 #include "src/cuda/query_block.cuh"
 #include "src/cuda/query_prep.h"
 
@@ -10,7 +11,7 @@ constexpr int kWarps = 8, kThreads = kWarps * 32, kHeadDim = 128;
 
 __global__ void __launch_bounds__(kThreads) QueryPrepKernel(const __grid_constant__ DecodeParams p) {
   LetNextKernelStart();
-  extern __shared__ __align__(16) uint8_t block[];
+  BGTQ_DYNAMIC_SHARED(uint8_t, 16, block);
   __shared__ QueryScratch scratch;
   __shared__ DeviceHead head;
   const int sequence = blockIdx.x / p.work_heads, work_head = blockIdx.x % p.work_heads;

@@ -1,5 +1,6 @@
 // The work split: contiguous, nearly equal ranges of tiles in (sequence, head, tile) order.
 #include "src/cuda/launch.cuh"
+#include "src/cuda/ptx.cuh"
 #include "src/cuda/schedule.h"
 
 namespace blockgtq::cuda {
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
     ScheduleKernel(const int32_t* coded_end, int sinks, int batch, int heads, int workers, int tiles_a_worker,
                    bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans,
                    int32_t* arrived) {
-  extern __shared__ int shared[];
+  BGTQ_DYNAMIC_SHARED(int, 4, shared);
   int* prefix = shared;             // [batch + 1]
   int* bound = shared + batch + 1;  // [workers + 1] first tile of each worker
   __shared__ int first_worker[kMaxWholeSpans + 1];

@@ -1,11 +1,15 @@
 // Packed decode attention on the GPU against double precision, over records made by the reference encoder.
 //
-//   decode_attention_test [quick]    quick: a few small cases, for compute-sanitizer
+//   decode_attention_test [quick | every N]
+//     quick: a few small cases, for compute-sanitizer
+//     every N: these and every Nth of the others, for the emulator (tests/cuda/emulator)
 //
 #include "src/cuda/decode_attention.h"
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <random>
@@ -139,6 +143,18 @@ class Fixture {
     Launch(nullptr);
     Require(cudaDeviceSynchronize(), "run");
     return out_.Download();
+  }
+  /// Launches attention twice, the second while the first ends, each with an output of its own.
+  std::pair<std::vector<uint16_t>, std::vector<uint16_t>> RunOverlapped() {
+    DeviceArray<uint16_t> second_out(out_.size());
+    out_.Fill(0xff);
+    second_out.Fill(0xff);
+    DecodeParams second = params_;
+    second.out = second_out.data();
+    Launch(nullptr);
+    Require(LaunchDecodeAttention(config_, second, true, nullptr), "attention behind attention");
+    Require(cudaDeviceSynchronize(), "run");
+    return {out_.Download(), second_out.Download()};
   }
   void SetCoded(const std::vector<int32_t>& coded) { coded_end_.Upload(coded); }
   void PoisonOutput() { out_.Fill(0xff); }
@@ -316,10 +332,15 @@ class Fixture {
   DeviceArray<const uint8_t*> exact_rows_;
 };
 
-void RunCase(const Case& c, const DeviceLimits& limits) {
+void RunCase(const Case& c, const DeviceLimits& limits, bool overlapped) {
   Fixture fixture(c, limits);
   const std::vector<uint16_t> first = fixture.Run(), second = fixture.Run();
   Check(first == second, c.name + ": two runs differ");
+  if (overlapped) {
+    const auto [ahead, behind] = fixture.RunOverlapped();
+    Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
+    Check(behind == first, c.name + ": a run that overlaps the one ahead of it differs");
+  }
   fixture.Compare(first);
 }
 
@@ -359,8 +380,8 @@ std::vector<Case> QuickCases() {
   };
 }
 
-std::vector<Case> AllCases() {
-  std::vector<Case> cases = QuickCases();
+std::vector<Case> MoreCases() {
+  std::vector<Case> cases;
   for (int query_heads : {4, 8}) {
     const std::string g = ", " + std::to_string(query_heads) + " query heads";
     for (int w : {1, 2, 3, 4, 5, 8}) {
@@ -555,10 +576,15 @@ void TestRefusals(const DeviceLimits& limits) {
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
 }
 
-void Run(const DeviceLimits& limits, bool quick) {
-  for (const Case& c : quick ? QuickCases() : AllCases()) RunCase(c, limits);
-  for (const Case& c : ConfigurationCases(quick)) RunCase(c, limits);
+void Run(const DeviceLimits& limits, bool quick, size_t every) {
+  for (const Case& c : QuickCases()) RunCase(c, limits, true);
+  for (const Case& c : ConfigurationCases(true)) RunCase(c, limits, true);
   if (quick) return;
+  const auto run_some = [&](const std::vector<Case>& cases, bool overlapped) {
+    for (size_t i = 0; i < cases.size(); i += every) RunCase(cases[i], limits, overlapped);
+  };
+  run_some(MoreCases(), false);
+  run_some(ConfigurationCases(false), true);
   TestGraphFollowsLengths(limits);
   TestRefusals(limits);
 }
@@ -566,4 +592,10 @@ void Run(const DeviceLimits& limits, bool quick) {
 }  // namespace
 }  // namespace blockgtq::cuda
 
-int main(int argc, char** argv) { return blockgtq::cuda::RunTests(argc, argv, blockgtq::cuda::Run); }
+int main(int argc, char** argv) {
+  const int every = argc > 2 && std::strcmp(argv[1], "every") == 0 ? std::max(1, std::atoi(argv[2])) : 1;
+  return blockgtq::cuda::RunTests(argc, argv,
+                                  [every](const blockgtq::cuda::DeviceLimits& limits, bool quick) {
+                                    blockgtq::cuda::Run(limits, quick, static_cast<size_t>(every));
+                                  });
+}
