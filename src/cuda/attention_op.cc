@@ -91,7 +91,6 @@ Status AttentionOp::ReserveRows(const AttentionCall& call) {
   const CacheGeometry& g = cache_.geometry();
   const int64_t row_bytes = int64_t{g.head_dim} * static_cast<int64_t>(sizeof(uint16_t)),
                 rows = batch_.rows();
-  query_heads_ = call.heads;
   BGTQ_RETURN_IF_ERROR(device_.Reserve(queries_, rows * call.heads * row_bytes, "queries of a batch"));
   BGTQ_RETURN_IF_ERROR(device_.Reserve(keys_, rows * g.kv_heads * row_bytes, "keys of a batch"));
   BGTQ_RETURN_IF_ERROR(device_.Reserve(values_, rows * g.kv_heads * row_bytes, "values of a batch"));

@@ -85,7 +85,6 @@ class AttentionOp {
   DeviceBuffer part_out_, log_sum_, part_log_sum_;  // of a prefix in several pieces
   DeviceBuffer errors_;                             // [layers] words
   PinnedBuffer host_errors_;
-  int query_heads_ = 0;
 };
 
 }  // namespace blockgtq::cuda

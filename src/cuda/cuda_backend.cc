@@ -87,7 +87,12 @@ class CudaBackend : public Backend {
                               *device_, [this] { return Flash(); }, cache, rope));
     return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(op)));
   }
-  void SetPrecision(Precision precision) override { precision_ = precision; }
+  void SetPrecision(Precision precision) override {
+    // A replayed step leaves the forms of activations as the last real pass made them: those of one
+    // precision.
+    if (precision != precision_) device_->NoteMoved();
+    precision_ = precision;
+  }
   Precision precision() const override { return precision_; }
   std::string_view fast_activations() const override { return "fp16"; }
 
@@ -102,7 +107,7 @@ class CudaBackend : public Backend {
       return TakeError();
     };
     const bool graph = op.batch().decode() && !input.observed;
-    Status status = graph ? graphs_.Run({&op, op.shape(), precision_}, launch) : launch();
+    Status status = graph ? graphs_.Run({&op, op.shape()}, launch) : launch();
     if (status.ok()) status = op.EndStep();
     if (status.ok() && !graph) {
       status = device_->Synchronize();

@@ -29,7 +29,8 @@ class Device {
   /// Grows `buffer` to at least `bytes` (its content is lost). what: begins the error's text. Errors:
   /// kOutOfMemory.
   Status Reserve(DeviceBuffer& buffer, int64_t bytes, const std::string& what);
-  /// Changes whenever memory that a captured graph may use has been freed or moved.
+  /// Changes whenever a captured graph may be stale: memory that it uses was freed or moved, or activations
+  /// are held in other forms.
   uint64_t generation() const { return generation_; }
   void NoteMoved() { ++generation_; }
 

@@ -15,7 +15,7 @@ StepGraphs::~StepGraphs() {
 
 void StepGraphs::Forget(const void* binding) {
   for (auto at = graphs_.begin(); at != graphs_.end();) {
-    if (std::get<0>(at->first) != binding) {
+    if (at->first.first != binding) {
       ++at;
       continue;
     }

@@ -5,7 +5,7 @@
 
 #include <functional>
 #include <map>
-#include <tuple>
+#include <utility>
 
 #include "blockgtq/status.h"
 #include "src/cuda/attention_op.h"
@@ -22,8 +22,8 @@ class StepGraphs {
   StepGraphs(const StepGraphs&) = delete;
   StepGraphs& operator=(const StepGraphs&) = delete;
 
-  /// What tells steps apart: the cache's binding, its step's shape, and how activations are rounded.
-  using Key = std::tuple<const void*, AttentionOp::StepShape, Precision>;
+  /// What tells steps apart: the cache's binding and its step's shape.
+  using Key = std::pair<const void*, AttentionOp::StepShape>;
   /// Runs launch(), or the graph captured of it. Errors: those of launch.
   Status Run(const Key& key, const std::function<Status()>& launch);
   /// A binding is going away: so are its graphs.
