@@ -47,7 +47,7 @@ class PackedBench {
     for (int u = 0; u < s.mean_units; ++u) spec.mean_units.push_back(u);
     plans_.assign(s.kv_heads, cpu::MakeHeadPlan(spec, 11));
     rope_.Reserve(kTemplatePages * 64);
-    traits_ = Require(TraitsOf(plans_), "traits");
+    traits_ = Require(TraitsOf(plans_, rope_.config()), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits_, rope_.config()), "table");
 
     DecodeShape shape;
@@ -81,6 +81,7 @@ class PackedBench {
     out_ = DeviceArray<uint16_t>(halves.size());
     coded_end_ = DeviceArray<int32_t>(std::vector<int32_t>(s.batch, static_cast<int32_t>(s.context)));
     scratch_ = DeviceArray<uint8_t>(config_.scratch_bytes);
+    if (s.mean_units > 0) phases_ = std::make_unique<DevicePhases>(rope_.config(), 0, s.context);
     std::mt19937 random(9);
     for (int l = 0; l < layers_; ++l) {
       tables_.push_back(std::make_unique<DeviceTable>(table));
@@ -92,6 +93,7 @@ class PackedBench {
       DecodeParams p{};
       BindDecode(config_, scratch_.data(), p);
       tables_.back()->Bind(p);
+      if (phases_ != nullptr) p.phases = phases_->phases.data();
       p.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(kHeadDim)));
       p.coded_end = coded_end_.data();
       p.queries = device_queries_.data();
@@ -207,6 +209,7 @@ class PackedBench {
   int layers_ = 0;
   DeviceArray<uint8_t> pool_, scratch_;
   std::vector<std::unique_ptr<DeviceTable>> tables_;
+  std::unique_ptr<DevicePhases> phases_;  // with a mean
   std::vector<DeviceArray<int32_t>> block_tables_;
   std::vector<int32_t> block_table0_;
   std::vector<float> queries_;

@@ -68,7 +68,7 @@ Status AttentionOp::UploadConstants() {
     return std::span(cache_.plan()->heads).subspan(static_cast<size_t>(layer) * kv_heads, kv_heads);
   };
   for (int layer = 0; layer < g.layers; ++layer) {
-    BGTQ_ASSIGN_OR_RETURN(const HeadTraits traits, TraitsOf(plans(layer)));
+    BGTQ_ASSIGN_OR_RETURN(const HeadTraits traits, TraitsOf(plans(layer), rope_));
     if (layer == 0) traits_ = traits;
     traits_.Include(traits);
   }
@@ -76,6 +76,9 @@ Status AttentionOp::UploadConstants() {
     BGTQ_ASSIGN_OR_RETURN(const HeadTable table, BuildHeadTable(plans(layer), traits_, rope_));
     BGTQ_ASSIGN_OR_RETURN(LayerConstants constants, LayerConstants::Upload(table));
     layers_.push_back(std::move(constants));
+  }
+  if (traits_.mean_units > 0) {
+    BGTQ_ASSIGN_OR_RETURN(phases_, PhaseTable::Create(rope_, cache_.options().max_tokens, device_.stream()));
   }
   BGTQ_ASSIGN_OR_RETURN(codec_, CodecConstants::Upload(cache_, rope_));
   return Status::Ok();
@@ -194,6 +197,7 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   DecodeParams params{};
   BindDecode(config, scratch_.data(), params);
   layers_[static_cast<size_t>(call.layer)].Bind(params);
+  phases_.Bind(params);
   params.logit_scale = call.scale * std::numbers::log2e_v<float>;
   params.coded_end = batch_.coded_end() + s.first_row;
   params.length = batch_.length() + s.first_row;

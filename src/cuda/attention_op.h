@@ -74,6 +74,7 @@ class AttentionOp {
   StepBatch batch_;
 
   std::vector<LayerConstants> layers_;
+  PhaseTable phases_;  // empty without a key mean
   HeadTraits traits_;
   CodecConstants codec_;
   DeviceBuffer rope_steps_;

@@ -38,8 +38,8 @@ int SharedBytes(const DecodeConfig& c, const DecodeVariant& v, int stages) {
                                  c.stage_bytes)
         .total;
   }
-  return SharedLayout::For(v.warps, v.split_tiles ? 4 : 1, c.shape.head_dim, v.few_heads, c.traits.mean_units,
-                           c.shape.kv_heads, c.shape.batch, c.query_layout.bytes, stages, c.stage_bytes)
+  return SharedLayout::For(v.warps, v.split_tiles ? 4 : 1, c.shape.head_dim, v.few_heads, v.mean,
+                           c.traits.direct_units, c.shape.kv_heads, c.shape.batch, c.query_layout.bytes, stages, c.stage_bytes)
       .total;
 }
 
@@ -163,7 +163,7 @@ DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits) {
   config.head_parts = (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
   config.part_heads = (shape.query_heads + config.head_parts - 1) / config.head_parts;
   config.query_layout =
-      QueryBlockLayout::For(traits.key_units, traits.mean_units, config.part_heads <= kFewQueryHeads);
+      QueryBlockLayout::For(traits.key_units, config.part_heads <= kFewQueryHeads);
   config.stage_bytes = AlignShared(traits.record_bytes);
   return config;
 }
@@ -295,7 +295,7 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& para
   params.exact_tiles = config.shape.has_exact ? 1 + config.shape.window_tiles : 0;
   params.window_tiles = config.shape.window_tiles;
   params.max_key_units = config.traits.key_units;
-  params.max_mean_units = config.traits.mean_units;
+  params.max_direct_units = config.traits.direct_units;
   params.query_layout = config.query_layout;
   params.workers = config.workers;
   params.cluster_blocks = config.cluster_blocks;

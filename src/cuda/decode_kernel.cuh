@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const int4 range1 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker) + 1);
   const HeadLoader<kFew, kThreads> head_loader(p);
   const SharedLayout layout =
-      SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean ? p.max_mean_units : 0, p.kv_heads, p.batch,
-                        p.query_layout.bytes, stages, p.stage_bytes);
+      SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean, kMean ? p.max_direct_units : 0, p.kv_heads,
+                        p.batch, p.query_layout.bytes, stages, p.stage_bytes);
   const uint32_t mean_barrier = SharedAddress(shared);
   const uint32_t full_barrier = mean_barrier + 8 + 8 * team * stages;
   const uint32_t empty_barrier = full_barrier + 8 * kTeams * stages;  // only with teams
@@ -126,10 +126,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   __syncthreads();
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
-  uint32_t phase_step[kHeadDim / 64] = {};
+  MeanBias<kHeadDim, kWarps, kFew, kBlocks> mean(p, shared + layout.mean,
+                                                 reinterpret_cast<uint32_t*>(scratch), mean_barrier);
   if (kMean) {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 64; ++i) phase_step[i] = __ldg(p.tile_phase + lane + 32 * i);
+    const int kv_head = p.KvHead(start.head);
+    mean.SendForConstants(heads[kv_head].header, kv_head);
   }
   if (p.early) {
     WaitForPreviousKernel();
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   }
 
   Segment current = start;
-  int x = begin, k = 0, stage = 0, ring_phase = 0, mean_phase = 0;
+  int x = begin, k = 0, stage = 0, ring_phase = 0;
 #pragma unroll 1
   for (;;) {
     const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
@@ -146,18 +147,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
-    if (kMean && thread == 0 && header.mean_units > 0) {
-      const uint32_t bytes = header.mean_units * kMeanTableBytes;
-      BarrierExpect(mean_barrier, bytes);
-      BulkCopy(SharedAddress(query + layout.query_bytes),
-               reinterpret_cast<const uint8_t*>(p.mean_fragments) +
-                   static_cast<size_t>(kv_head) * p.max_mean_units * kMeanTableBytes,
-               bytes, mean_barrier);
-    }
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
-    if (kMean) CopyMeanQueries<kHeadDim, kWarps, kFew>(p, current.sequence, current.head, header, query);
+    if (kMean) mean.PrepareQueries(header, current.sequence, current.head);
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
       uint4* to = reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(pair) * p.query_layout.bytes);
@@ -173,16 +166,21 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
-    if (kMean && header.mean_units > 0) {
-      BarrierWait(mean_barrier, mean_phase);
-      mean_phase ^= 1;
+    const bool coded = coded_end > p.sinks, has_mean = kMean && coded && header.mean_units > 0;
+    if constexpr (kMean) {
+      if (has_mean) {
+        // Rounds in which the first of the block's teams is past x, and the last one before the segment's end.
+        const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
+        const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
+        const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
+        mean.Begin(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, block16);
+      }
     }
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
     const SharedQuery shared_query = {query, p.query_layout.scale, p.query_layout.start};
     const SharedValues values = {header.value_codes, header.value_norms, header.value_width};
-    const bool coded = coded_end > p.sinks;
 #pragma unroll 1
     for (;;) {
       const int at = first + step * k;
@@ -190,13 +188,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const int tile = tile0 + at - x;
       float logit[2 * kBlocks * kHeads] = {};
       if constexpr (kMean) {
-        if (coded) {
-          MeanBias<kHeadDim, kFew, kBlocks>(
-              logit, header, tile, block16, phase_step,
-              reinterpret_cast<float2*>(shared + layout.phase) + warp * (kHeadDim / 2),
-              reinterpret_cast<const float4*>(query + p.query_layout.mean) + lane,
-              reinterpret_cast<const uint4*>(query + layout.query_bytes) + lane);
-        }
+        if (has_mean) mean.Add(logit, header, tile, step, current.tiles, block16);
       }
       BarrierWait(full_barrier + 8 * stage, ring_phase);
       if (k == 0) stream.FillAfterFirst();
@@ -230,6 +222,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     constexpr bool kEarly = kWarps <= 8;  // more warps lack the registers
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     state.FinishSum();
+    if (has_mean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);
     if (!kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     __syncthreads();
@@ -282,6 +275,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     current.Next(tile_prefix, p.work_heads);
     query_transform.Load(p, p.KvHead(current.head));
     queries.Load(p, current.sequence, current.head);
+    if (kMean) mean.SendForConstants(heads[p.KvHead(current.head)].header, p.KvHead(current.head));
     __syncthreads();
   }
 }

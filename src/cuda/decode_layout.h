@@ -1,6 +1,8 @@
 // Shared memory of the attention kernels: host and device agree by computing it alike.
 #pragma once
 
+#include <algorithm>
+
 #include "src/cuda/decode_params.h"
 
 namespace blockgtq::cuda {
@@ -17,30 +19,33 @@ constexpr int AlignShared(int bytes) { return (bytes + 127) / 128 * 128; }
 
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
-  int heads, prefix, query, query_bytes, query_scratch, phase, scratch, states, weights, part, part_states,
+  int heads, prefix, query, query_bytes, query_scratch, mean, scratch, states, weights, part, part_states,
       ring, total;
 
-  static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, int max_mean_units,
-                                    int kv_heads, int batch, int query_block_bytes, int stages,
-                                    int stage_bytes) {
+  /// mean: whether some head has one; direct_units: of the model's traits.
+  static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,
+                                    int direct_units, int kv_heads, int batch, int query_block_bytes,
+                                    int stages, int stage_bytes) {
     SharedLayout s{};
     const int slots = few ? kFewQueryHeads : kMaxQueryHeads, rings = warps / warps_a_tile;
-    int at = AlignShared((1 + 2 * rings * stages) * 8);  // barriers: the mean's table; full, empty a stage
+    int at = AlignShared((1 + 2 * rings * stages) * 8);  // barriers: the mean's constants; full, empty a stage
     s.heads = at;
     at +=
         AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));
     s.prefix = at;
     at += AlignShared((batch + 1) * 4);
-    s.query = at;  // then the mean's table
+    s.query = at;
     s.query_bytes = AlignShared(query_block_bytes);
-    at += s.query_bytes + max_mean_units * kMeanTableBytes;
+    at += s.query_bytes;
     s.query_scratch = at;
     at += kMaxKeyUnits * 8 * 4;
-    s.phase = at;
-    if (max_mean_units > 0) at += warps * head_dim / 2 * 8;
-    // Used in turn: ExactScratch, the warps' outputs [warps][head_dim][slots], MergedOutput.
+    s.mean = at;
+    if (mean) at += AlignShared(MeanShared::For(head_dim, few, direct_units).bytes);
+    // Used in turn: ExactScratch, the mean's coefficients [warps][kBatchTiles], the warps' outputs
+    // [warps][head_dim][slots], MergedOutput.
     s.scratch = at;
-    at += warps * slots * head_dim * 4;
+    const int coefficient_bytes = mean ? kBatchTiles * CoefficientWords(few) * 4 : 0;
+    at += warps * std::max(slots * head_dim * 4, coefficient_bytes);
     s.states = at;  // [warps][slots]
     at += warps * slots * 8;
     s.weights = at;  // [warps][slots]

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "src/cuda/mean_layout.h"
+
 namespace blockgtq::cuda {
 
 inline constexpr int kTileTokens = 64;    // tokens a record
@@ -13,9 +15,7 @@ inline constexpr int kMaxKeyUnits = 16;   // of a head, padding included
 inline constexpr int kMaxQueryHeads = 8;  // query heads a part: the columns of one tensor product
 inline constexpr int kMaxHeadParts = 2;   // a KV head with more query heads is attended to in two parts
 inline constexpr int kFewQueryHeads = 4;  // up to so many, the low halves of queries ride in spare columns
-inline constexpr int kMaxMeanUnits = 8;
 inline constexpr int kMaxPasses = 2 * kMaxGroups;
-inline constexpr int kMeanTableBytes = 2048;  // a mean unit's part of mean_fragments
 inline constexpr int kMaxClusterBlocks = 16;
 
 /// Groups at least so wide take queries of 16 bits (hi + lo). With few heads the lo part costs half a percent
@@ -42,9 +42,9 @@ struct alignas(16) HeadHeader {
   int32_t value_codes, value_norms;
   int32_t value_width, groups, key_units, mean_units;
   float value_scale;  // norm_reference / sqrt(head_dim) / codebook scale
-  float spare[3];
-  uint8_t mean_unit[kMaxMeanUnits];  // frequency blocks [8 u, 8 u + 8)
-  uint8_t spare_bytes[8];
+  int32_t series_units, direct_units;  // of the mean (mean_layout.h)
+  int32_t spare;
+  uint8_t mean_unit[kMaxMeanUnits];  // frequency blocks [8 u, 8 u + 8): the series' by slot, direct from the end
 };
 
 struct alignas(16) DeviceHead {
@@ -57,20 +57,18 @@ struct alignas(16) DeviceHead {
 /// The prepared queries of one (sequence, KV head), as the attention kernel copies them to shared memory:
 ///   hi   u32 [units][32]   m16n8k16 B fragments: byte j of lane 4 c + t is dim 4 t + j of column c
 ///   lo   u32 [units][32]   absent with few heads
-///   scale f32 [passes][8], start i32 [passes][8], mean f32 [mean_units][32][4]
+///   scale f32 [passes][8], start i32 [passes][8]
 struct QueryBlockLayout {
-  int32_t units, passes, mean_units;
-  int32_t lo, scale, start, mean, bytes;  // byte offsets; bytes is a multiple of 128
-  static constexpr QueryBlockLayout For(int units, int mean_units, bool few_heads) {
+  int32_t units, passes;
+  int32_t lo, scale, start, bytes;  // byte offsets; bytes is a multiple of 128
+  static constexpr QueryBlockLayout For(int units, bool few_heads) {
     QueryBlockLayout l{};
     l.units = units;
-    l.mean_units = mean_units;
     l.passes = few_heads ? kMaxGroups : kMaxPasses;
     l.lo = 128 * units;
     l.scale = (few_heads ? 1 : 2) * 128 * units;
     l.start = l.scale + 32 * l.passes;
-    l.mean = l.start + 32 * l.passes;
-    l.bytes = (l.mean + 512 * mean_units + 127) / 128 * 128;
+    l.bytes = (l.start + 32 * l.passes + 127) / 128 * 128;
     return l;
   }
 };
@@ -122,9 +120,10 @@ struct DecodeParams {
   const DeviceHead* heads;          // [kv_heads]
   const uint16_t* query_transform;  // fp16 A fragments [kv_heads][max_key_units][head_dim / 16][32][8]
   const uint16_t* value_fragments;  // fp16 A fragments [kv_heads][head_dim / 16][head_dim / 16][32][8]
-  const uint16_t* mean_fragments;   // fp16 A fragments [kv_heads][max_mean_units][4][32][8]
-  const uint32_t* tile_phase;       // [head_dim / 2] turns a tile, in 2^-32 turns
-  int32_t max_key_units, max_mean_units;
+  const uint8_t* mean_constants;    // [kv_heads][MeanConstants::Bytes(head_dim, max_direct_units)]
+  int32_t max_key_units, max_direct_units;
+  // Of the model, only read where a head has a mean; tiles up to the longest coded_end (phase_table.h).
+  const uint16_t* phases;
 
   const uint16_t* queries;  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order
   uint16_t* out;            // fp16, the same shape

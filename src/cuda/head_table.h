@@ -16,7 +16,8 @@ namespace blockgtq::cuda {
 /// What the launch configuration depends on; the largest over all layers of a model.
 struct HeadTraits {
   int key_units = 0, mean_units = 0, record_bytes = 0;
-  int value_width = 0;  // of every head, or 0 when heads differ
+  int value_width = 0;   // of every head, or 0 when heads differ
+  int direct_units = 0;  // of the mean (mean_layout.h)
   /// Folds another layer's traits in. Start from the first layer's: an empty one has no value width.
   void Include(const HeadTraits& other);
 };
@@ -27,14 +28,13 @@ struct HeadTable {
   std::vector<DeviceHead> heads;          // [kv_heads]
   std::vector<uint16_t> query_transform;  // shapes: decode_params.h
   std::vector<uint16_t> value_fragments;
-  std::vector<uint16_t> mean_fragments;  // empty without a mean
-  std::vector<uint32_t> tile_phase;      // [head_dim / 2]
+  std::vector<uint8_t> mean_constants;  // empty without a mean
 };
 
 /// The traits of a layer, and whether the kernels can do it.
 /// Errors: kUnsupported naming the head and what has no kernel (head dim other than 64 and 128, fp16 norms,
-/// more than 8 groups, more than 16 key units).
-Result<HeadTraits> TraitsOf(std::span<const HeadPlan> heads);
+/// more than 8 groups, more than 16 key units); kInvalidArgument when the RoPE has another head dim.
+Result<HeadTraits> TraitsOf(std::span<const HeadPlan> heads, const RopeConfig& rope);
 
 /// heads   the layer's KV heads
 /// traits  of the whole model: array strides follow them

@@ -23,8 +23,7 @@ Result<LayerConstants> LayerConstants::Upload(const HeadTable& table) {
   BGTQ_ASSIGN_OR_RETURN(c.heads_, ToDevice(table.heads, what));
   BGTQ_ASSIGN_OR_RETURN(c.query_transform_, ToDevice(table.query_transform, what));
   BGTQ_ASSIGN_OR_RETURN(c.value_fragments_, ToDevice(table.value_fragments, what));
-  BGTQ_ASSIGN_OR_RETURN(c.mean_fragments_, ToDevice(table.mean_fragments, what));
-  BGTQ_ASSIGN_OR_RETURN(c.tile_phase_, ToDevice(table.tile_phase, what));
+  BGTQ_ASSIGN_OR_RETURN(c.mean_constants_, ToDevice(table.mean_constants, what));
   return c;
 }
 
@@ -32,8 +31,19 @@ void LayerConstants::Bind(DecodeParams& params) const {
   params.heads = heads_.As<DeviceHead>();
   params.query_transform = query_transform_.As<uint16_t>();
   params.value_fragments = value_fragments_.As<uint16_t>();
-  params.mean_fragments = mean_fragments_.As<uint16_t>();
-  params.tile_phase = tile_phase_.As<uint32_t>();
+  params.mean_constants = mean_constants_.data();
+}
+
+Result<PhaseTable> PhaseTable::Create(const RopeConfig& rope, int64_t tokens, CUstream_st* stream) {
+  const int64_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  PhaseTable t;
+  BGTQ_ASSIGN_OR_RETURN(t.steps_, ToDevice(HalfTokenSteps(rope), "RoPE"));
+  BGTQ_ASSIGN_OR_RETURN(t.phases_,
+                        DeviceBuffer::Allocate(tiles * PhaseBytes(rope.head_dim),
+                                               "phases of key means of " + std::to_string(tokens) + " tokens"));
+  BGTQ_RETURN_IF_ERROR(LaunchPhaseTable(t.steps_.As<uint64_t>(), rope.head_dim, 0, tiles,
+                                        t.phases_.As<uint16_t>(), stream));
+  return t;
 }
 
 Result<CodecConstants> CodecConstants::Upload(const KvCache& cache, const RopeConfig& rope) {

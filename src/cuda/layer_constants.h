@@ -9,6 +9,7 @@
 #include "src/cuda/device_memory.h"
 #include "src/cuda/encode.h"
 #include "src/cuda/head_table.h"
+#include "src/cuda/phase_table.h"
 #include "src/cuda/unpack.h"
 
 namespace blockgtq::cuda {
@@ -27,7 +28,18 @@ class LayerConstants {
   void Bind(DecodeParams& params) const;
 
  private:
-  DeviceBuffer heads_, query_transform_, value_fragments_, mean_fragments_, tile_phase_;
+  DeviceBuffer heads_, query_transform_, value_fragments_, mean_constants_;
+};
+
+/// The phases of key means (phase_table.h), of all layers: 16 bytes a token for head dim 128.
+class PhaseTable {
+ public:
+  /// Of positions [0, tokens). Filled on `stream`. Errors: kOutOfMemory.
+  static Result<PhaseTable> Create(const RopeConfig& rope, int64_t tokens, CUstream_st* stream);
+  void Bind(DecodeParams& params) const { params.phases = phases_.As<uint16_t>(); }
+
+ private:
+  DeviceBuffer steps_, phases_;
 };
 
 /// The constants of encoding and unpacking, of every layer.

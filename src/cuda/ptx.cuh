@@ -102,6 +102,13 @@ __device__ __forceinline__ void MmaF16(float* d, uint4 a, uint32_t b0, uint32_t 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+/// d = a b.
+__device__ __forceinline__ void MmaF16FromZero(float* d, uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%10,%10,%10,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(0.0f));
+}
 
 // ---- int32 accumulators that start at kAccumulatorStart read as floats: one FADD converts them, exact while
 // the sum stays below 2^22 in magnitude.

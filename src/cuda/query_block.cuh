@@ -77,8 +77,8 @@ struct QueryFragments {
   }
 };
 
-/// Fills the query block `block` (QueryBlockLayout), all but its mean part. Every thread of the block calls
-/// it; the block's bytes are ready after the next __syncthreads.
+/// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes are
+/// ready after the next __syncthreads.
 template <int kHeadDim, int kWarps, bool kFew>
 __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
                                                const QueryTransform<kHeadDim, kWarps>& transform,
@@ -90,7 +90,7 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
   const QueryRows rows = RowsOf(p, work_head);
   uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
 #pragma unroll 1
-  for (int i = thread; i < p.query_layout.mean / 16; i += kWarps * 32) words[i] = make_uint4(0, 0, 0, 0);
+  for (int i = thread; i < p.query_layout.bytes / 16; i += kWarps * 32) words[i] = make_uint4(0, 0, 0, 0);
   // While the queries are on their way: the units' groups, and their first passes in the list of the layout.
   KeyGroup group[kUnitsAWarp];
   int pass[kUnitsAWarp];
@@ -205,30 +205,6 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
       }
     }
     reinterpret_cast<int*>(block + p.query_layout.start)[i] = kAccumulatorStart + (sum >> 1);
-  }
-}
-
-/// The queries of the mean's frequency blocks, unrotated: lane 4 column + t holds blocks t and t + 4 of a
-/// unit. The mean part must be zero where no head is.
-template <int kHeadDim, int kWarps, bool kFew>
-__device__ __forceinline__ void CopyMeanQueries(const DecodeParams& p, int sequence, int work_head,
-                                                const HeadHeader& header, uint8_t* block) {
-  float4* mean = reinterpret_cast<float4*>(block + p.query_layout.mean);
-  const QueryRows rows = RowsOf(p, work_head);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < header.mean_units * 32; i += kWarps * 32) {
-    const int unit = i >> 5, column = kFew ? i >> 3 & 3 : i >> 2 & 7, t = i & 3;
-    float4 value = make_float4(0, 0, 0, 0);
-    if (column < rows.count && !(kFew && i & 4)) {
-      const __half2* q = reinterpret_cast<const __half2*>(
-          p.queries +
-          (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + column) * kHeadDim);
-      const int first = header.mean_unit[unit] * 8 + t;
-      const float2 low = __half22float2(q[first]), high = __half22float2(q[first + 4]);
-      value = make_float4(low.x * p.logit_scale, low.y * p.logit_scale, high.x * p.logit_scale,
-                          high.y * p.logit_scale);
-    }
-    mean[i] = value;
   }
 }
 

@@ -93,7 +93,7 @@ class Fixture {
     for (int64_t b = 0; b < batch && shape.has_exact; ++b) {
       shape.window_tiles = std::max<int>(shape.window_tiles, (lengths_[b] + 63) / 64 - coded_[b] / 64 + 1);
     }
-    const HeadTraits traits = Require(TraitsOf(plans_), "traits");
+    const HeadTraits traits = Require(TraitsOf(plans_, rope_.config()), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
     DeviceLimits limits = device;
     if (c.processors > 0) {
@@ -108,6 +108,7 @@ class Fixture {
                                         c.stages, c.cluster_blocks, c.workers),
                       "configuration");
     table_ = std::make_unique<DeviceTable>(table);
+    if (traits.mean_units > 0) phases_ = std::make_unique<DevicePhases>(rope_.config(), 0, longest);
     MakePool(table, random);
     if (shape.has_exact) MakeExact(shape);
 
@@ -125,6 +126,7 @@ class Fixture {
     scratch_.Fill(0xff);
     BindDecode(config_, scratch_.data(), params_);
     table_->Bind(params_);
+    if (phases_ != nullptr) params_.phases = phases_->phases.data();
     params_.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(c.head_dim)));
     params_.coded_end = coded_end_.data();
     params_.length = device_lengths_.data();
@@ -325,6 +327,7 @@ class Fixture {
   DecodeConfig config_;
   DecodeParams params_{};
   std::unique_ptr<DeviceTable> table_;
+  std::unique_ptr<DevicePhases> phases_;  // where some head has a mean
   DeviceArray<uint8_t> pool_, scratch_;
   DeviceArray<int32_t> block_table_, coded_end_, device_lengths_;
   DeviceArray<uint16_t> device_queries_, out_;
@@ -560,7 +563,7 @@ void TestRefusals(const DeviceLimits& limits) {
   half.norm_type = NormType::kHalf;
   const auto refused = [](const HeadSpec& spec) {
     const std::vector<HeadPlan> plans = {cpu::MakeHeadPlan(spec, 1)};
-    return TraitsOf(plans).status();
+    return TraitsOf(plans, cpu::MakeRope(spec.head_dim)).status();
   };
   ExpectRefused(refused(half), "fp16 norms");
   ExpectRefused(refused(Head(256, {{3, 256}})), "head dim 256");

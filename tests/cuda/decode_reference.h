@@ -57,8 +57,10 @@ struct HeadReference {
   const HeadPlan& plan;
   const RecordLayout layout;
   const RopeTable& rope;
+  const int64_t first_position;  // of the records; a multiple of 64
 
-  HeadReference(const HeadPlan& p, const RopeTable& r) : plan(p), layout(RecordLayout::For(p)), rope(r) {}
+  HeadReference(const HeadPlan& p, const RopeTable& r, int64_t first = 0)
+      : plan(p), layout(RecordLayout::For(p)), rope(r), first_position(first) {}
 
   /// (T^-T) q with the transform in fp16, as the kernel reads it; without the logit scale.
   std::vector<double> RotatedQuery(const std::vector<double>& query) const {
@@ -113,7 +115,7 @@ struct HeadReference {
       for (int t = first; t < last; ++t) {
         logit[t] = (prepared ? RoundedLogit(*prepared, record, t)
                              : ExactLogit(exact_query, record, t) * logit_scale) +
-                   MeanLogit(query, logit_scale, prepared != nullptr, tile, t);
+                   MeanLogit(query, logit_scale, tile * kPageTokens + t);
         log_norm[t] = (std::to_integer<int>(record[layout.value_norm + NormSlot(t)]) - 128) / 32.0;
         top = std::max(top, logit[t] + log_norm[t]);
       }
@@ -196,24 +198,18 @@ struct HeadReference {
     }
     return logit;
   }
-  double MeanLogit(const std::vector<double>& query, double logit_scale, bool rounded, int64_t tile,
-                   int t) const {
+  double MeanLogit(const std::vector<double>& query, double logit_scale, int64_t token) const {
     double logit = 0;
     for (int unit : plan.mean_units) {
       for (int block = kMeanUnitBlocks * unit; block < kMeanUnitBlocks * (unit + 1); ++block) {
-        // R_t = R_64tile R_r; the kernel rounds both factors to fp16.
-        const double theta = rope.frequencies()[block], factor = rope.config().attention_factor;
-        const double a = tile * kPageTokens * theta, r = t * theta;
-        const double q0 = query[2 * block] * logit_scale, q1 = query[2 * block + 1] * logit_scale;
+        const double angle = static_cast<double>(first_position + token) * rope.frequencies()[block];
         const double m0 = plan.key_mean[2 * block], m1 = plan.key_mean[2 * block + 1];
-        double b0 = q0 * std::cos(a) + q1 * std::sin(a), b1 = q1 * std::cos(a) - q0 * std::sin(a);
-        double k0 = factor * (m0 * std::cos(r) - m1 * std::sin(r));
-        double k1 = factor * (m0 * std::sin(r) + m1 * std::cos(r));
-        if (rounded) b0 = ThroughHalf(b0), b1 = ThroughHalf(b1), k0 = ThroughHalf(k0), k1 = ThroughHalf(k1);
-        logit += b0 * k0 + b1 * k1;
+        const double factor = 2 * block < rope.config().rotary_dims ? rope.config().attention_factor : 1.0;
+        logit += factor * (query[2 * block] * (m0 * std::cos(angle) - m1 * std::sin(angle)) +
+                           query[2 * block + 1] * (m0 * std::sin(angle) + m1 * std::cos(angle)));
       }
     }
-    return logit;
+    return logit * logit_scale;
   }
 };
 

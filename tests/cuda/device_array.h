@@ -11,6 +11,7 @@
 
 #include "blockgtq/status.h"
 #include "src/cuda/head_table.h"
+#include "src/cuda/phase_table.h"
 
 namespace blockgtq::cuda {
 
@@ -76,18 +77,30 @@ struct DeviceTable {
       : heads(t.heads),
         query_transform(t.query_transform),
         value_fragments(t.value_fragments),
-        mean_fragments(t.mean_fragments),
-        tile_phase(t.tile_phase) {}
+        mean_constants(t.mean_constants) {}
   void Bind(DecodeParams& params) const {
     params.heads = heads.data();
     params.query_transform = query_transform.data();
     params.value_fragments = value_fragments.data();
-    params.mean_fragments = mean_fragments.data();
-    params.tile_phase = tile_phase.data();
+    params.mean_constants = mean_constants.data();
   }
   DeviceArray<DeviceHead> heads;
-  DeviceArray<uint16_t> query_transform, value_fragments, mean_fragments;
-  DeviceArray<uint32_t> tile_phase;
+  DeviceArray<uint16_t> query_transform, value_fragments;
+  DeviceArray<uint8_t> mean_constants;
+};
+
+/// The phases of key means for positions [first_position, first_position + tokens), the first a multiple of 64.
+struct DevicePhases {
+  DevicePhases(const RopeConfig& rope, int64_t first_position, int64_t tokens)
+      : phases((tokens + kTileTokens - 1) / kTileTokens * PhaseBytes(rope.head_dim) / sizeof(uint16_t)) {
+    const DeviceArray<uint64_t> steps(HalfTokenSteps(rope));
+    phases.Fill(0xff);
+    Require(LaunchPhaseTable(steps.data(), rope.head_dim, first_position / kTileTokens,
+                             (tokens + kTileTokens - 1) / kTileTokens, phases.data(), nullptr),
+            "phases");
+    Require(cudaDeviceSynchronize(), "phases");
+  }
+  DeviceArray<uint16_t> phases;
 };
 
 }  // namespace blockgtq::cuda

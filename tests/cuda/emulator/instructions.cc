@@ -113,5 +113,9 @@ void MmaF16(float* d, uint4 a, uint32_t b0, uint32_t b1) {
                             [](void* const* arguments) { Multiply<16, 2, float>(arguments, Half, Half); });
   for (int e = 0; e < 4; ++e) d[e] = f.c[e];
 }
+void MmaF16FromZero(float* d, uint4 a, uint32_t b0, uint32_t b1) {
+  d[0] = d[1] = d[2] = d[3] = 0;
+  MmaF16(d, a, b0, b1);
+}
 
 }  // namespace blockgtq::cuda

@@ -58,8 +58,10 @@ inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __cosf(float x) { return std::cos(x); }
-inline float __sinf(float x) { return std::sin(x); }
+inline void sincospi(double x, double* sine, double* cosine) {
+  *sine = std::sin(3.14159265358979323846 * x);
+  *cosine = std::cos(3.14159265358979323846 * x);
+}
 inline int __float2int_rn(float x) {
   return std::fabs(x) < 2147483648.0f ? static_cast<int>(std::nearbyint(x)) : 0;
 }

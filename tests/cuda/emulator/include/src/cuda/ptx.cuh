@@ -35,6 +35,7 @@ void MmaS8U8K32(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint
 void MmaS8U8K32From(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
                     const Int4& c);
 void MmaF16(float* d, uint4 a, uint32_t b0, uint32_t b1);
+void MmaF16FromZero(float* d, uint4 a, uint32_t b0, uint32_t b1);
 
 constexpr int kAccumulatorStart = 0x4B400000;
 constexpr float kAccumulatorStartFloat = 12582912.0f;

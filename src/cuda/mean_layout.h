@@ -1,0 +1,75 @@
+// How the key mean's part of the logits is laid out: which frequency units a head adds in which way
+// (mean_bias.cuh), the constants of a KV head, and the pieces of shared memory. Host and device agree by
+// computing it alike.
+//
+// Over half a tile (32 tokens around its centre c) a frequency block turns by e^{i theta (r - 15.5)}, which is
+// a series of Chebyshev polynomials in x = (r - 15.5) / 16 with Bessel functions as coefficients (Jacobi and
+// Anger): of low degree unless the block is fast. So units of 8 blocks are of two kinds. Those of the *series*
+// share one polynomial a (half tile, query head) of degree up to 13; *direct* ones, the fastest, are a product
+// of rotated queries with R_{r - 15.5} mu.
+#pragma once
+
+#include <cstdint>
+
+namespace blockgtq::cuda {
+
+inline constexpr int kMaxMeanUnits = 16;  // of a head: all of head dim 256
+inline constexpr int kHalfTile = 32;      // tokens
+inline constexpr int kBatchTiles = 8;     // whose coefficients one warp computes at a time: 16 rows of a product
+
+/// Degrees come in pairs, level n: 2 n and 2 n + 1.
+inline constexpr int kSeriesLevels = 7;
+
+/// Slots (units of the series, fastest first) that have level `level`: what RoPE bases from 10,000 up need.
+constexpr int SeriesSlots(int head_dim, int level) {
+  constexpr int k64[kSeriesLevels] = {3, 3, 1, 1, 1, 1, 1}, k128[kSeriesLevels] = {7, 6, 3, 2, 1, 1, 1},
+                k256[kSeriesLevels] = {14, 11, 5, 3, 2, 1, 1};
+  return head_dim == 64 ? k64[level] : head_dim == 128 ? k128[level] : k256[level];
+}
+/// (slot, level) pairs of the levels below `level`. They are numbered level by level.
+constexpr int SeriesTerms(int head_dim, int level = kSeriesLevels) {
+  int terms = 0;
+  for (int n = 0; n < level; ++n) terms += SeriesSlots(head_dim, n);
+  return terms;
+}
+
+/// Constants of a KV head, in bytes:
+///   polynomials  fp16 A fragments [2][32][8]: tokens 16 m + .. of a half tile x (T0, T0, T1, T1, T2, .., T13)
+///   terms        f32 [terms][2][4][4]: degree 2 level + e, blocks t and t + 4 of the slot's unit as complex
+///                numbers mu i^n (2 - [n = 0]) J_n(16 theta)
+///   direct       fp16 A fragments [direct units][2][32][8]: R_{r - 15.5} mu
+struct MeanConstants {
+  static constexpr int kPolynomialBytes = 2 * 512, kTermBytes = 128, kDirectBytes = 2 * 512;
+  static constexpr int Terms() { return kPolynomialBytes; }
+  static constexpr int Direct(int head_dim) { return Terms() + kTermBytes * SeriesTerms(head_dim); }
+  static constexpr int Bytes(int head_dim, int direct_units) {
+    return Direct(head_dim) + kDirectBytes * direct_units;
+  }
+};
+
+/// Shared memory of the mean, in bytes from its start:
+///   constants  as above
+///   factors    fp16 B fragments a group of 4 query heads: level 0 [slots][32][hi 4, lo 4], then
+///              [terms - slots][32][4]. Column 2 h + e: head h, degree 2 level + e
+///   queries    fp16 [direct units][32][8]: lane 4 column + t holds blocks t and t + 4 as (x, y), then (y, -x)
+struct MeanShared {
+  int constants, factors, group_bytes, queries, bytes;
+  static constexpr MeanShared For(int head_dim, bool few, int direct_units) {
+    MeanShared s{};
+    s.constants = 0;
+    s.factors = MeanConstants::Bytes(head_dim, direct_units);
+    s.group_bytes = 256 * (SeriesTerms(head_dim) + SeriesSlots(head_dim, 0));
+    s.queries = s.factors + (few ? 1 : 2) * s.group_bytes;
+    s.bytes = s.queries + 512 * direct_units;
+    return s;
+  }
+};
+
+/// The series' coefficients of a tile in shared memory, in 32-bit words: two half tiles x query heads x 8 words
+/// of two degrees, as the B operand wants them (mean_bias.cuh), and 4 words that spread tiles over the banks.
+constexpr int CoefficientWords(bool few) { return 2 * (few ? 4 : 8) * 8 + 4; }
+
+/// Bytes of the phases of one tile (phase_table.h).
+constexpr int PhaseBytes(int head_dim) { return 2 * (head_dim / 16) * 64; }
+
+}  // namespace blockgtq::cuda

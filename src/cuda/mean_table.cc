@@ -1,0 +1,122 @@
+// See mean_table.h.
+#include "src/cuda/mean_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <cstdlib>
+#include <cstring>
+
+#include "src/cuda/fragments.h"
+
+namespace blockgtq::cuda {
+namespace {
+
+constexpr double kCentre = (kHalfTile - 1) / 2.0, kRadius = kHalfTile / 2.0;
+constexpr double kTolerance = 5e-5;  // of the terms past the last degree, in sum
+
+// Levels that a block needs which turns by `angle` over kRadius tokens; more than kSeriesLevels: too many.
+int LevelsNeeded(double angle) {
+  constexpr int kTerms = 30;  // past the degrees on offer; J_n falls faster than (angle / 2)^n / n!
+  if (angle > 2 * kSeriesLevels) return kSeriesLevels + 1;
+  double rest = 0;
+  int levels = 1;
+  for (int n = kTerms; n >= 2; --n) {
+    rest += 2 * std::fabs(std::cyl_bessel_j(n, angle));
+    if (rest > kTolerance) {
+      levels = n / 2 + 1;
+      break;
+    }
+  }
+  return levels;
+}
+
+// Levels that a slot of the series has.
+int LevelsOf(int head_dim, int slot) {
+  int levels = 0;
+  while (levels < kSeriesLevels && SeriesSlots(head_dim, levels) > slot) ++levels;
+  return levels;
+}
+
+// mu of a block, with the factor that rotation multiplies it by.
+std::complex<double> BlockMean(const HeadPlan& plan, const RopeConfig& rope, int block) {
+  const double factor = 2 * block < rope.rotary_dims ? rope.attention_factor : 1.0;
+  return factor * std::complex<double>(plan.key_mean[2 * block], plan.key_mean[2 * block + 1]);
+}
+
+}  // namespace
+
+MeanUnits SplitMeanUnits(const HeadPlan& plan, const RopeConfig& rope) {
+  const std::vector<double> frequencies = RopeFrequencies(rope);
+  const auto levels = [&](int unit) {
+    double fastest = 0;
+    for (int b = 0; b < kMeanUnitBlocks; ++b) {
+      fastest = std::max(fastest, std::fabs(frequencies[kMeanUnitBlocks * unit + b]));
+    }
+    return LevelsNeeded(kRadius * fastest);
+  };
+  MeanUnits units;
+  units.series = plan.mean_units;
+  std::stable_sort(units.series.begin(), units.series.end(),
+                   [&](int a, int b) { return levels(a) > levels(b); });
+  const auto fits = [&] {
+    if (units.series.size() > static_cast<size_t>(SeriesSlots(plan.head_dim, 0))) return false;
+    for (size_t slot = 0; slot < units.series.size(); ++slot) {
+      if (levels(units.series[slot]) > LevelsOf(plan.head_dim, static_cast<int>(slot))) return false;
+    }
+    return true;
+  };
+  while (!fits()) {
+    units.direct.push_back(units.series.front());
+    units.series.erase(units.series.begin());
+  }
+  return units;
+}
+
+void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanUnits& units, uint8_t* out) {
+  const int dim = plan.head_dim;
+  const std::vector<double> frequencies = RopeFrequencies(rope);
+  const auto polynomial = [](int row, int col) {
+    const double x = (row - kCentre) / kRadius;
+    if (col < 4) return col < 2 ? 1.0 : x;
+    return std::cos((col - 2) * std::acos(x));
+  };
+  AppendFragments(2, 1, polynomial, reinterpret_cast<uint16_t*>(out));
+
+  float* terms = reinterpret_cast<float*>(out + MeanConstants::Terms());
+  for (int level = 0; level < kSeriesLevels; ++level) {
+    for (int slot = 0; slot < SeriesSlots(dim, level); ++slot) {
+      for (int e = 0; e < 2; ++e) {
+        const int degree = 2 * level + e;
+        std::complex<double> turn = 1;  // i^degree
+        for (int i = 0; i < degree; ++i) turn *= std::complex<double>(0, 1);
+        for (int t = 0; t < 4; ++t) {
+          for (int half = 0; half < 2; ++half) {
+            std::complex<double> term = 0;
+            if (slot < static_cast<int>(units.series.size())) {
+              const int block = kMeanUnitBlocks * units.series[slot] + t + 4 * half;
+              term = BlockMean(plan, rope, block) * turn * (degree == 0 ? 1.0 : 2.0) *
+                     std::cyl_bessel_j(degree, kRadius * frequencies[block]);
+            }
+            *terms++ = static_cast<float>(term.real());
+            *terms++ = static_cast<float>(term.imag());
+          }
+        }
+      }
+    }
+  }
+
+  uint16_t* direct = reinterpret_cast<uint16_t*>(out + MeanConstants::Direct(dim));
+  for (int unit : units.direct) {
+    const auto turned = [&](int row, int col) {
+      const int block = kMeanUnitBlocks * unit + col / 2;
+      const std::complex<double> k =
+          BlockMean(plan, rope, block) * std::polar(1.0, frequencies[block] * (row - kCentre));
+      return col % 2 == 0 ? k.real() : k.imag();
+    };
+    AppendFragments(2, 1, turned, direct);
+    direct += MeanConstants::kDirectBytes / 2;
+  }
+}
+
+}  // namespace blockgtq::cuda

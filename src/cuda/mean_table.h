@@ -1,0 +1,25 @@
+// Key means as the decode kernels want them. Host code, part of head_table.h.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/codec/plan.h"
+#include "src/core/rope.h"
+#include "src/cuda/mean_layout.h"
+
+namespace blockgtq::cuda {
+
+/// A head's mean units by the way in which they are added (mean_layout.h).
+struct MeanUnits {
+  std::vector<int> series;  // by slot, fastest first
+  std::vector<int> direct;
+};
+/// Decided by the frequencies that the model really has: the series takes every unit whose degrees it offers,
+/// exact to 5e-5 of the unit's largest term.
+MeanUnits SplitMeanUnits(const HeadPlan& plan, const RopeConfig& rope);
+
+/// out: MeanConstants::Bytes(head_dim, units.direct.size()) bytes, 4-byte aligned.
+void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanUnits& units, uint8_t* out);
+
+}  // namespace blockgtq::cuda
