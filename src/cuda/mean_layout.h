@@ -22,9 +22,9 @@ inline constexpr int kSeriesLevels = 7;
 
 /// Slots (units of the series, fastest first) that have level `level`: what RoPE bases from 10,000 up need.
 constexpr int SeriesSlots(int head_dim, int level) {
-  constexpr int k64[kSeriesLevels] = {3, 3, 1, 1, 1, 1, 1}, k128[kSeriesLevels] = {7, 6, 3, 2, 1, 1, 1},
-                k256[kSeriesLevels] = {14, 11, 5, 3, 2, 1, 1};
-  return head_dim == 64 ? k64[level] : head_dim == 128 ? k128[level] : k256[level];
+  // A digit a level, from the right: an array would be one in local memory.
+  const uint32_t digits = head_dim == 64 ? 0x1111133 : head_dim == 128 ? 0x1112367 : 0x11235be;
+  return digits >> 4 * level & 15;
 }
 /// (slot, level) pairs of the levels below `level`. They are numbered level by level.
 constexpr int SeriesTerms(int head_dim, int level = kSeriesLevels) {
