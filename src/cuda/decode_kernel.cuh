@@ -100,6 +100,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const int begin = range0.x, end = range0.y;
   if (begin >= end) return;  // the whole cluster
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
+  MeanBias<kHeadDim, kWarps, kFew, kBlocks> mean(p, shared + layout.mean,
+                                                 reinterpret_cast<uint32_t*>(scratch), mean_barrier);
+  if (kMean) mean.SendForConstants(p.KvHead(start.head));
   QueryTransform<kHeadDim, kWarps> query_transform;
   query_transform.Load(p, p.KvHead(start.head));
   // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
@@ -126,12 +129,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   __syncthreads();
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
-  MeanBias<kHeadDim, kWarps, kFew, kBlocks> mean(p, shared + layout.mean,
-                                                 reinterpret_cast<uint32_t*>(scratch), mean_barrier);
-  if (kMean) {
-    const int kv_head = p.KvHead(start.head);
-    mean.SendForConstants(heads[kv_head].header, kv_head);
-  }
   if (p.early) {
     WaitForPreviousKernel();
     queries.Load(p, start.sequence, start.head);
@@ -147,10 +144,18 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
+    if constexpr (kMean) {
+      // Rounds in which the first of the block's teams is past x, and the last one before the segment's end.
+      const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
+      const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
+      const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
+      mean.Start(header, current.sequence, current.head,
+                 {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k);
+    }
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
-    if (kMean) mean.PrepareQueries(header, current.sequence, current.head);
+    if (kMean) mean.PrepareQueries();
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
       uint4* to = reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(pair) * p.query_layout.bytes);
@@ -168,13 +173,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     }
     const bool coded = coded_end > p.sinks, has_mean = kMean && coded && header.mean_units > 0;
     if constexpr (kMean) {
-      if (has_mean) {
-        // Rounds in which the first of the block's teams is past x, and the last one before the segment's end.
-        const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
-        const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
-        const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
-        mean.Begin(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, block16);
-      }
+      if (has_mean) mean.Begin();
     }
 
     WarpAttention<kHeadDim, kFew> state;
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const int tile = tile0 + at - x;
       float logit[2 * kBlocks * kHeads] = {};
       if constexpr (kMean) {
-        if (has_mean) mean.Add(logit, header, tile, step, current.tiles, block16);
+        if (has_mean) mean.Add(logit, tile, block16);
       }
       BarrierWait(full_barrier + 8 * stage, ring_phase);
       if (k == 0) stream.FillAfterFirst();
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     current.Next(tile_prefix, p.work_heads);
     query_transform.Load(p, p.KvHead(current.head));
     queries.Load(p, current.sequence, current.head);
-    if (kMean) mean.SendForConstants(heads[p.KvHead(current.head)].header, p.KvHead(current.head));
+    if (kMean) mean.SendForConstants(p.KvHead(current.head));
     __syncthreads();
   }
 }

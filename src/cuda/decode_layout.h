@@ -41,11 +41,11 @@ struct SharedLayout {
     at += kMaxKeyUnits * 8 * 4;
     s.mean = at;
     if (mean) at += AlignShared(MeanShared::For(head_dim, few, direct_units).bytes);
-    // Used in turn: ExactScratch, the mean's coefficients [warps][kBatchTiles], the warps' outputs
+    // Used in turn: ExactScratch, the mean's tiles [warps][kBatchTiles], the warps' outputs
     // [warps][head_dim][slots], MergedOutput.
     s.scratch = at;
-    const int coefficient_bytes = mean ? kBatchTiles * CoefficientWords(few) * 4 : 0;
-    at += warps * std::max(slots * head_dim * 4, coefficient_bytes);
+    const int mean_bytes = mean ? kBatchTiles * MeanTileWords(few, direct_units) * 4 : 0;
+    at += warps * std::max(slots * head_dim * 4, mean_bytes);
     s.states = at;  // [warps][slots]
     at += warps * slots * 8;
     s.weights = at;  // [warps][slots]

@@ -10,195 +10,137 @@
 #pragma once
 
 #include "src/cuda/decode_layout.h"
+#include "src/cuda/mean_series.cuh"
 #include "src/cuda/ptx.cuh"
 #include "src/cuda/query_block.cuh"
 
 namespace blockgtq::cuda {
 
-__device__ __forceinline__ uint32_t HalfWord(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
-__device__ __forceinline__ __half2 WordHalves(uint32_t w) { return *reinterpret_cast<const __half2*>(&w); }
-/// v as (high, low) halves.
-__device__ __forceinline__ uint32_t HighLow(float v) {
-  const float2 high = __half22float2(__floats2half2_rn(v, v));
-  return HalfWord(__floats2half2_rn(v, v - high.x));
-}
+/// Where a block's tiles of a segment are: round k has tiles base + step k + team, of those in [0, tiles) that
+/// belong to the segment.
+struct SegmentTiles {
+  int base, step, tiles;  // `tiles` of the (sequence, head)
+  int first_round, end_round;
+};
 
-/// The mean's bias of one warp. kTeams: warps of a block that have tiles of their own (decode_kernel.cuh).
+/// The mean's bias, as one warp sees it. A segment calls Start, PrepareQueries, Begin and, for each of the
+/// warp's tiles, Add.
 template <int kHeadDim, int kWarps, bool kFew, int kBlocks>
 class MeanBias {
  public:
-  static constexpr int kHeads = kFew ? 1 : 2, kTeams = kBlocks == 4 ? kWarps : kWarps / 4;
-  static constexpr int kUnits = kHeadDim / kUnitWidth, kGroups = kFew ? 1 : 2;
-  static constexpr int kTileWords = CoefficientWords(kFew), kHalfWords = (kTileWords - 4) / 2;
-  static constexpr int kSlots = SeriesSlots(kHeadDim, 0), kTerms = SeriesTerms(kHeadDim);
+  static constexpr int kHeads = kFew ? 1 : 2, kGroups = kFew ? 1 : 2;
+  static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
+  using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
+  using Phases = BatchPhases<kHeadDim>;
 
-  /// shared: MeanShared. coefficients: [kWarps][kBatchTiles][kTileWords]
-  __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* shared, uint32_t* coefficients,
+  /// shared: MeanShared. tiles: [kWarps][kBatchTiles][MeanTileWords]
+  __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* shared, uint32_t* tiles,
                                       uint32_t barrier)
-      : p(params), shared_(shared), coefficients_(coefficients), barrier_(barrier) {}
+      : p(params), shared_(shared), tiles_(tiles), barrier_(barrier) {}
 
   /// One thread sends for the constants of a segment's head; nobody may still read those of the one before.
-  __device__ __forceinline__ void SendForConstants(const HeadHeader& header, int kv_head) const {
-    if (threadIdx.x != 0 || header.mean_units == 0) return;
-    const int bytes = MeanConstants::Bytes(kHeadDim, header.direct_units);
+  __device__ __forceinline__ void SendForConstants(int kv_head) const {
+    if (threadIdx.x != 0) return;
+    const int bytes = MeanConstants::Bytes(kHeadDim, p.max_direct_units);
     BarrierExpect(barrier_, bytes);
-    BulkCopy(SharedAddress(shared_),
-             p.mean_constants +
-                 static_cast<size_t>(kv_head) * MeanConstants::Bytes(kHeadDim, p.max_direct_units),
-             bytes, barrier_);
+    BulkCopy(SharedAddress(shared_), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes, barrier_);
   }
 
-  /// The query's side of a segment. Every thread calls it; ready after the next __syncthreads.
-  __device__ __forceinline__ void PrepareQueries(const HeadHeader& header, int sequence, int work_head) {
-    if (header.mean_units == 0) return;
+  /// Asks for what the segment needs first: queries, and the phases of the warp's first batch. `round`: of this
+  /// team's first tile.
+  __device__ __forceinline__ void Start(const HeadHeader& header, int sequence, int work_head,
+                                        const SegmentTiles& tiles, int team, int round) {
+    header_ = &header;
+    segment_ = tiles;
+    series_ = header.series_units;
+    direct_ = header.direct_units;
+    first_tile_ = tiles.base + tiles.step * round + team;
+    if (series_ + direct_ == 0) return;
+    factors_.Load(p, header, sequence, work_head);
+    const int warp = WarpIndex();
+    if (!Shared()) {
+      phases_.Load(p, header, tiles.tiles - 1, [&](int i) { return first_tile_ + tiles.step * i; });
+      at_ = Slot(warp);
+      // Batches of different warps should not coincide, which costs some warps one batch more.
+      constexpr int kManyRounds = 3 * kBatchTiles;
+      left_ = kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
+    } else {
+      phases_.Load(p, header, tiles.tiles - 1, SharedTile(warp / kGroups));
+      at_ = tiles_ + ((round - tiles.first_round) * kTeams + team) * TileWords();
+      left_ = kAll;
+    }
+  }
+
+  /// The query's side. Every thread calls it; ready after the next __syncthreads.
+  __device__ __forceinline__ void PrepareQueries() {
     BarrierWait(barrier_, phase_);
     phase_ ^= 1;
-    const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
-    const MeanShared layout = Layout();
-    const QueryRows rows = RowsOf(p, work_head);
-    // Blocks tq and tq + 4 of a unit.
-    const uint32_t* queries = reinterpret_cast<const uint32_t*>(p.queries) +
-                              (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) *
-                                  (kHeadDim / 2) +
-                              tq;
-    const auto query_pair = [&](int head, int unit) {
-      const uint32_t* q = queries + head * (kHeadDim / 2) + unit * (kUnitWidth / 2);
-      return head < rows.count ? make_uint2(q[0], q[4]) : make_uint2(0, 0);
-    };
-    if (header.series_units > 0) {
-#pragma unroll 1
-      for (int term = warp; term < kTerms; term += kWarps) {
-        int slot = term;
-        bool first = true;
-#pragma unroll
-        for (int level = 0; level < kSeriesLevels; ++level) {
-          if (term >= SeriesTerms(kHeadDim, level)) {
-            slot = term - SeriesTerms(kHeadDim, level);
-            first = level == 0;
-          }
-        }
-        const int unit = header.mean_unit[slot];
-        uint2 q[kGroups];
-#pragma unroll
-        for (int i = 0; i < kGroups; ++i) q[i] = query_pair(4 * i + (g >> 1), unit);
-        const float4 m = *reinterpret_cast<const float4*>(shared_ + MeanConstants::Terms() +
-                                                          term * MeanConstants::kTermBytes + (g & 1) * 64 +
-                                                          tq * 16);
-#pragma unroll
-        for (int i = 0; i < kGroups; ++i) {
-          const float2 q0 = __half22float2(WordHalves(q[i].x)), q1 = __half22float2(WordHalves(q[i].y));
-          // conj(q) m, whose product with (cos, sin) as a row vector is the real part.
-          const float c0 = (q0.x * m.x + q0.y * m.y) * p.logit_scale,
-                      s0 = (q0.y * m.x - q0.x * m.y) * p.logit_scale,
-                      c1 = (q1.x * m.z + q1.y * m.w) * p.logit_scale,
-                      s1 = (q1.y * m.z - q1.x * m.w) * p.logit_scale;
-          const __half2 z0 = __floats2half2_rn(c0, s0), z1 = __floats2half2_rn(c1, s1);
-          uint8_t* to = shared_ + layout.factors + i * layout.group_bytes;
-          if (first) {
-            const float2 r0 = __half22float2(z0), r1 = __half22float2(z1);
-            reinterpret_cast<uint4*>(to)[term * 32 + lane] =
-                make_uint4(HalfWord(z0), HalfWord(z1), HalfWord(__floats2half2_rn(c0 - r0.x, s0 - r0.y)),
-                           HalfWord(__floats2half2_rn(c1 - r1.x, s1 - r1.y)));
-          } else {
-            reinterpret_cast<uint2*>(to)[(kSlots + term) * 32 + lane] =
-                make_uint2(HalfWord(z0), HalfWord(z1));
-          }
-        }
-      }
-    }
-#pragma unroll 1
-    for (int u = kWarps - 1 - warp; u < header.direct_units; u += kWarps) {
-      const uint2 q = query_pair(kFew ? g >> 1 : g, header.mean_unit[kMaxMeanUnits - 1 - u]);
-      const float2 q0 = __half22float2(WordHalves(q.x)), q1 = __half22float2(WordHalves(q.y));
-      const float scale = p.logit_scale;
-      reinterpret_cast<uint4*>(shared_ + layout.queries)[u * 32 + lane] =
-          make_uint4(HalfWord(__floats2half2_rn(q0.x * scale, q0.y * scale)),
-                     HalfWord(__floats2half2_rn(q1.x * scale, q1.y * scale)),
-                     HalfWord(__floats2half2_rn(q0.y * scale, -q0.x * scale)),
-                     HalfWord(__floats2half2_rn(q1.y * scale, -q1.x * scale)));
-    }
+    if (series_ + direct_ > 0) factors_.Store(p, series_ > 0, direct_, shared_);
   }
 
-  /// Where the block's tiles of a segment are: round k has tiles base + step k + team, of those in [0, tiles)
-  /// that belong to the segment.
-  struct Tiles {
-    int base, step, tiles;  // `tiles` of the (sequence, head)
-    int first_round, end_round;
-  };
-
-  /// Before a segment's first tile, `round` of this team. Every thread of the block calls it.
-  __device__ __forceinline__ void Begin(const HeadHeader& header, const Tiles& t, int team, int round,
-                                        int block) {
+  /// Before the first tile. Every thread of the block calls it.
+  __device__ __forceinline__ void Begin() {
     const int warp = WarpIndex();
-    LoadPhases(header, min(t.base + t.step * round + team, t.tiles - 1), block);
-    if (header.series_units == 0) return;
-    const int rounds = t.end_round - t.first_round;
-    left_ = 0;
-    if (rounds > kBatchTiles) return;
-    // A short segment: the warps share the work. Row i / 2 of the coefficients is tile i of the block.
-    constexpr int kMost = 1 << 30;
-    left_ = kMost;
-    at_ = coefficients_ + ((round - t.first_round) * kTeams + team) * kTileWords;
-    const int tiles = rounds * kTeams, tasks = (tiles + kBatchTiles - 1) / kBatchTiles * kGroups;
+    if (!Shared()) {
+      Compute(at_, 0, kGroups);
+      __syncwarp();
+      return;
+    }
+    // A short segment: the warps share the work. Tile i of the block is i-th in shared memory.
+    const int tasks = (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kGroups;
 #pragma unroll 1
     for (int task = warp; task < tasks; task += kWarps) {
-      const int batch = task / kGroups, group = task % kGroups;
-      const auto tile_of = [&](int i) {
-        const int index = batch * kBatchTiles + i;
-        return t.base + t.step * (t.first_round + index / kTeams) + index % kTeams;
-      };
-      ComputeBatch(header, coefficients_ + batch * kBatchTiles * kTileWords, group, t.tiles - 1, tile_of);
+      if (task != warp) phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(task / kGroups));
+      Compute(Slot(task / kGroups), task % kGroups, task % kGroups + 1);
     }
     __syncthreads();
   }
 
-  /// The bias of one tile (AttendTile's logits), and the phases of the next one of this warp.
-  __device__ __forceinline__ void Add(float (&logit)[2 * kBlocks * kHeads], const HeadHeader& header,
-                                      int tile, int step, int tiles, int block) {
+  /// logit: becomes the bias of one tile, as AttendTile has its logits.
+  __device__ __forceinline__ void Add(float (&logit)[2 * kBlocks * kHeads], int tile, int block) {
     constexpr int kRows = kBlocks == 4 ? 2 : 1, kHalves = kFew || kBlocks == 1 ? 1 : 2;
-    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
-    const MeanShared layout = Layout();
+    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, row = kBlocks == 4 ? 0 : block & 1;
+    if (left_ == 0) {
+      at_ = Slot(WarpIndex());
+      left_ = kBatchTiles;
+      phases_.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * i; });
+      __syncwarp();
+      Compute(at_, 0, kGroups);
+      __syncwarp();
+    }
     float c[kHalves][kRows][4];
-    const uint4* constants = reinterpret_cast<const uint4*>(shared_) + lane;
-    const int row = kBlocks == 4 ? 0 : block & 1;
-    if (header.series_units > 0) {
-      if (left_ == 0) {
-        at_ = coefficients_ + WarpIndex() * kBatchTiles * kTileWords;
-        left_ = kBatchTiles;
-        __syncwarp();
-#pragma unroll 1
-        for (int group = 0; group < kGroups; ++group) {
-          ComputeBatch(header, at_, group, tiles - 1, [&](int i) { return tile + step * i; });
-        }
-        __syncwarp();
-      }
+    const uint4* constants = reinterpret_cast<const uint4*>(shared_) + lane + row * 32;
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        const int half = kFew ? g & 1 : kBlocks == 4 ? h : block >> 1, head = kFew ? g >> 1 : g;
-        const uint2 b =
-            *reinterpret_cast<const uint2*>(at_ + half * kHalfWords + (head ^ 2 * half) * 8 + 2 * tq);
+    for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-        for (int m = 0; m < kRows; ++m) MmaF16FromZero(c[h][m], constants[(row + m) * 32], b.x, b.y);
-      }
-      at_ += left_ > kBatchTiles ? kTeams * kTileWords : kTileWords;
-      --left_;
-    } else {
+      for (int m = 0; m < kRows; ++m) {
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-        for (int m = 0; m < kRows; ++m) c[h][m][0] = c[h][m][1] = c[h][m][2] = c[h][m][3] = 0;
+        for (int i = 0; i < 4; ++i) c[h][m][i] = 0;
       }
     }
-
-    const uint4* direct = constants + MeanConstants::Direct(kHeadDim) / 16 + row * 32;
-    const uint4* queries = reinterpret_cast<const uint4*>(shared_ + layout.queries) + lane;
-    const auto add_unit = [&](int u, const uint2(&phase)[kPhases]) {
+    if (series_ > 0) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const int half = Half(h, block);
+        const uint2 b = *reinterpret_cast<const uint2*>(
+            at_ + half * (CoefficientWords(kFew) / 2) + ((kFew ? g >> 1 : g) ^ 2 * half) * 8 + 2 * tq);
+#pragma unroll
+        for (int m = 0; m < kRows; ++m) MmaF16FromZero(c[h][m], constants[m * 32], b.x, b.y);
+      }
+    }
+    const uint4* direct = constants + MeanConstants::Direct(kHeadDim) / 16;
+    const uint4* queries =
+        reinterpret_cast<const uint4*>(shared_ + Factors::Layout(p).queries) + lane;
+    const uint32_t* phases = at_ + CoefficientWords(kFew) + 4 + 2 * tq;
+#pragma unroll 1
+    for (int u = 0; u < direct_; ++u) {
       const uint4 q = queries[u * 32];
       uint32_t b0[kHalves], b1[kHalves];
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        b0[h] = Rotate(q.x, q.z, phase[h].x);
-        b1[h] = Rotate(q.y, q.w, phase[h].y);
+        const uint2 phase = *reinterpret_cast<const uint2*>(phases + 16 * u + 8 * Half(h, block));
+        b0[h] = TurnBack(q.x, q.z, phase.x);
+        b1[h] = TurnBack(q.y, q.w, phase.y);
       }
 #pragma unroll
       for (int m = 0; m < kRows; ++m) {
@@ -206,19 +148,9 @@ class MeanBias {
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) MmaF16(c[h][m], a, b0[h], b1[h]);
       }
-    };
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (u < header.direct_units) add_unit(u, phases_[u]);
     }
-#pragma unroll 1
-    for (int u = kAhead; u < header.direct_units; ++u) {
-      uint2 phase[kPhases];
-      PhasesOf(header, u, tile, block, phase);
-      add_unit(u, phase);
-    }
-    LoadPhases(header, min(tile + step, tiles - 1), block);
-
+    at_ += (left_ > kBatchTiles ? kTeams : 1) * TileWords();
+    --left_;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
@@ -240,121 +172,56 @@ class MeanBias {
   }
 
  private:
-  static constexpr int kAhead = 2;                                // direct units whose phases are loaded ahead
-  static constexpr int kPhases = kFew || kBlocks == 1 ? 1 : 2;  // half tiles of a lane
+  static constexpr int kAll = 1 << 30;
 
-  __device__ __forceinline__ MeanShared Layout() const {
-    return MeanShared::For(kHeadDim, kFew, p.max_direct_units);
+  __device__ __forceinline__ int TileWords() const { return MeanTileWords(kFew, p.max_direct_units); }
+  __device__ __forceinline__ uint32_t* Slot(int batch) const {
+    return tiles_ + batch * kBatchTiles * TileWords();
   }
-  /// This lane's element of unit 0 of a half tile.
-  __device__ __forceinline__ const uint4* PhaseRow(int row) const {
-    return reinterpret_cast<const uint4*>(p.phases) + static_cast<size_t>(row) * (kUnits * 4) +
-           (threadIdx.x & 3);
+  __device__ __forceinline__ int Rounds() const { return segment_.end_round - segment_.first_round; }
+  /// Whether the block's batches are shared by its warps, because a warp has no more tiles than one batch.
+  __device__ __forceinline__ bool Shared() const { return Rounds() <= kBatchTiles; }
+  __device__ __forceinline__ auto SharedTile(int batch) const {
+    return [this, batch](int i) {
+      const int index = batch * kBatchTiles + i;
+      return segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams;
+    };
   }
-  __device__ __forceinline__ void PhasesOf(const HeadHeader& header, int u, int tile, int block,
-                                           uint2 (&phase)[kPhases]) const {
-#pragma unroll
-    for (int h = 0; h < kPhases; ++h) {
-      const int half = kFew ? threadIdx.x >> 2 & 1 : kBlocks == 4 ? h : block >> 1;
-      phase[h] = __ldg(reinterpret_cast<const uint2*>(PhaseRow(2 * tile + half) +
-                                                      4 * header.mean_unit[kMaxMeanUnits - 1 - u]));
-    }
-  }
-  __device__ __forceinline__ void LoadPhases(const HeadHeader& header, int tile, int block) {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (u < header.direct_units) PhasesOf(header, u, tile, block, phases_[u]);
-    }
+  /// The half tile of this lane's column, in the h-th product.
+  static __device__ __forceinline__ int Half(int h, int block) {
+    return kFew ? threadIdx.x >> 2 & 1 : kBlocks == 4 ? h : block >> 1;
   }
   /// (x, y) cos + (y, -x) sin: a block turned back.
-  static __device__ __forceinline__ uint32_t Rotate(uint32_t xy, uint32_t yx, uint32_t phase) {
+  static __device__ __forceinline__ uint32_t TurnBack(uint32_t xy, uint32_t yx, uint32_t phase) {
     const __half2 z = WordHalves(phase);
     return HalfWord(__hfma2(WordHalves(xy), __low2half2(z), __hmul2(WordHalves(yx), __high2half2(z))));
   }
-
-  /// Coefficients of kBatchTiles tiles tile_of(i) (of which those past `last` count as it) for 4 query heads.
-  template <typename TileOf>
-  __device__ __forceinline__ void ComputeBatch(const HeadHeader& header, uint32_t* to, int group, int last,
-                                               TileOf tile_of) const {
-    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, half = g & 1;
-    // Rows g and g + 8 of the product: this half of tiles g / 2 and g / 2 + 4.
-    const uint4* row0 = PhaseRow(2 * max(0, min(tile_of(g >> 1), last)) + half);
-    const uint4* row1 = PhaseRow(2 * max(0, min(tile_of((g >> 1) + 4), last)) + half);
-    const MeanShared layout = Layout();
-    const uint4* first_factors =
-        reinterpret_cast<const uint4*>(shared_ + layout.factors + group * layout.group_bytes) + lane;
-    const uint2* factors =
-        reinterpret_cast<const uint2*>(shared_ + layout.factors + group * layout.group_bytes) + lane;
-    const uint4 units = *reinterpret_cast<const uint4*>(header.mean_unit);
-    float high[4], low[2][4], rest[kSeriesLevels][4];  // of level 0: high x high, the two mixed products
-    constexpr int kTogether = 4;                       // slots whose phases are on their way at a time
-#pragma unroll
-    for (int s0 = 0; s0 < kSlots; s0 += kTogether) {
-      if (s0 > 0 && s0 >= header.series_units) break;
-      uint4 a0[kTogether], a1[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int s = s0 + i;
-        if (s >= kSlots) continue;
-        const uint32_t word = s < 4 ? units.x : s < 8 ? units.y : s < 12 ? units.z : units.w;
-        const int unit = word >> 8 * (s & 3) & 255;
-        a0[i] = __ldg(row0 + 4 * unit);
-        a1[i] = __ldg(row1 + 4 * unit);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int s = s0 + i;
-        if (s >= kSlots) continue;
-        const uint4 a = make_uint4(a0[i].x, a1[i].x, a0[i].y, a1[i].y);
-        const uint4 a_low = make_uint4(a0[i].z, a1[i].z, a0[i].w, a1[i].w);
-        const uint4 z = first_factors[s * 32];
-        Accumulate(s == 0, high, a, z.x, z.y);
-        Accumulate(s == 0, low[0], a_low, z.x, z.y);
-        Accumulate(s == 0, low[1], a, z.z, z.w);
-#pragma unroll
-        for (int level = 1; level < kSeriesLevels; ++level) {
-          if (s >= SeriesSlots(kHeadDim, level)) continue;
-          const uint2 y = factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
-          Accumulate(s == 0, rest[level], a, y.x, y.y);
-        }
-      }
-    }
-    // Words of B operands: pairs of halves 2 p, 2 p + 1 along the reduction, p = 0, 4, 1, 5, 2, 6, 3, 7. Pairs
-    // 0 and 1 are degrees 0 and 1 as (high, low), pair p > 1 is level p - 1.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t pair[8];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        pair[e] = HighLow(high[2 * r + e] + (low[0][2 * r + e] + low[1][2 * r + e]));
-      }
-#pragma unroll
-      for (int level = 1; level < kSeriesLevels; ++level) {
-        pair[level + 1] = HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
-      }
-      uint4* at = reinterpret_cast<uint4*>(to + ((g >> 1) + 4 * r) * kTileWords + half * kHalfWords +
-                                           (4 * group + (tq ^ 2 * half)) * 8);
-      at[0] = make_uint4(pair[0], pair[4], pair[1], pair[5]);
-      at[1] = make_uint4(pair[2], pair[6], pair[3], pair[7]);
-    }
-  }
-  static __device__ __forceinline__ void Accumulate(bool first, float* d, const uint4& a, uint32_t b0,
-                                                    uint32_t b1) {
-    if (first) {
-      MmaF16FromZero(d, a, b0, b1);
-    } else {
-      MmaF16(d, a, b0, b1);
+  /// What a batch's tiles have, from the phases loaded.
+  __device__ __forceinline__ void Compute(uint32_t* to, int first_group, int end_group) const {
+    const int tile_words = TileWords();
+    if (first_group == 0) phases_.StoreDirect(p, *header_, to + CoefficientWords(kFew) + 4, tile_words);
+    if (series_ == 0) return;
+    const MeanShared layout = Factors::Layout(p);
+#pragma unroll 1
+    for (int group = first_group; group < end_group; ++group) {
+      ComputeSeries<kHeadDim, kFew>(phases_, series_, shared_ + layout.factors + group * layout.group_bytes,
+                                    group, to, tile_words);
     }
   }
 
   const DecodeParams& p;
   uint8_t* shared_;
-  uint32_t* coefficients_;
+  uint32_t* tiles_;
   uint32_t barrier_;
   int phase_ = 0;  // of the barrier
-  uint32_t* at_ = nullptr;        // coefficients of this warp's next tile
-  int left_ = 0;                  // tiles that have some
-  uint2 phases_[kAhead][kPhases] = {};
+  // Of the segment.
+  const HeadHeader* header_ = nullptr;
+  SegmentTiles segment_ = {};
+  int series_ = 0, direct_ = 0, first_tile_ = 0;
+  Factors factors_;
+  Phases phases_;
+  uint32_t* at_ = nullptr;  // what this warp's next tile has
+  int left_ = 0;            // tiles until the next batch
 };
 
 }  // namespace blockgtq::cuda

@@ -65,9 +65,13 @@ struct MeanShared {
   }
 };
 
-/// The series' coefficients of a tile in shared memory, in 32-bit words: two half tiles x query heads x 8 words
-/// of two degrees, as the B operand wants them (mean_bias.cuh), and 4 words that spread tiles over the banks.
-constexpr int CoefficientWords(bool few) { return 2 * (few ? 4 : 8) * 8 + 4; }
+/// What a tile has in shared memory, in 32-bit words: the series' coefficients, two half tiles x query heads x 8
+/// words of two degrees, as a B operand wants them; 4 words that spread tiles over the banks; of each direct
+/// unit the phases, two half tiles x 4 x (blocks t, t + 4).
+constexpr int CoefficientWords(bool few) { return 2 * (few ? 4 : 8) * 8; }
+constexpr int MeanTileWords(bool few, int direct_units) {
+  return CoefficientWords(few) + 4 + 16 * direct_units;
+}
 
 /// Bytes of the phases of one tile (phase_table.h).
 constexpr int PhaseBytes(int head_dim) { return 2 * (head_dim / 16) * 64; }

@@ -1,0 +1,216 @@
+// The parts of mean_bias.cuh that run once a segment and once a batch of 8 tiles: the query's factors, and
+// coefficients from phases.
+#pragma once
+
+#include "src/cuda/mean_layout.h"
+#include "src/cuda/ptx.cuh"
+#include "src/cuda/query_block.cuh"
+
+namespace blockgtq::cuda {
+
+__device__ __forceinline__ uint32_t HalfWord(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
+__device__ __forceinline__ __half2 WordHalves(uint32_t w) { return *reinterpret_cast<const __half2*>(&w); }
+/// v as (high, low) halves.
+__device__ __forceinline__ uint32_t HighLow(float v) {
+  const float2 high = __half22float2(__floats2half2_rn(v, v));
+  return HalfWord(__floats2half2_rn(v, v - high.x));
+}
+
+/// The query's side, shared by the warps: a warp makes terms warp, warp + kWarps, ... (mean_layout.h).
+template <int kHeadDim, int kWarps, bool kFew>
+struct MeanFactors {
+  static constexpr int kGroups = kFew ? 1 : 2, kSlots = SeriesSlots(kHeadDim, 0);
+  static constexpr int kTerms = SeriesTerms(kHeadDim), kTermsAWarp = (kTerms + kWarps - 1) / kWarps;
+  uint2 query[kTermsAWarp][kGroups];  // blocks t and t + 4 of the term's unit
+  uint2 direct_query;                 // of one direct unit
+
+  static __device__ __forceinline__ MeanShared Layout(const DecodeParams& p) {
+    return MeanShared::For(kHeadDim, kFew, p.max_direct_units);
+  }
+  static __device__ __forceinline__ uint2 QueryOf(const uint32_t* queries, int head, int heads, int unit) {
+    const uint32_t* q = queries + head * (kHeadDim / 2) + unit * (kUnitWidth / 2) + (threadIdx.x & 3);
+    return head < heads ? make_uint2(q[0], q[4]) : make_uint2(0, 0);
+  }
+
+  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int sequence,
+                                       int work_head) {
+    const int g = threadIdx.x >> 2 & 7, warp = WarpIndex();
+    const QueryRows rows = RowsOf(p, work_head);
+    const uint32_t* queries = reinterpret_cast<const uint32_t*>(p.queries) +
+                              (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) *
+                                  (kHeadDim / 2);
+#pragma unroll
+    for (int i = 0; i < kTermsAWarp; ++i) {
+      const int term = min(warp + i * kWarps, kTerms - 1);
+      int slot = term;
+#pragma unroll
+      for (int level = 1; level < kSeriesLevels; ++level) {
+        if (term >= SeriesTerms(kHeadDim, level)) slot = term - SeriesTerms(kHeadDim, level);
+      }
+      const int unit = header.mean_unit[slot];
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        query[i][group] = QueryOf(queries, 4 * group + (g >> 1), rows.count, unit);
+      }
+    }
+    const int own = min(kWarps - 1 - warp, kMaxMeanUnits - 1);  // the last warps have fewer terms
+    direct_query = QueryOf(queries, kFew ? g >> 1 : g, rows.count,
+                           own < header.direct_units ? header.mean_unit[kMaxMeanUnits - 1 - own] : 0);
+  }
+
+  __device__ __forceinline__ void Store(const DecodeParams& p, bool series, int direct_units,
+                                        uint8_t* shared) const {
+    static_assert(kMaxMeanUnits / 2 <= kWarps, "a direct unit a warp");
+    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, warp = WarpIndex();
+    const MeanShared layout = Layout(p);
+    const float scale = p.logit_scale;
+#pragma unroll
+    for (int i = 0; i < kTermsAWarp; ++i) {
+      const int term = warp + i * kWarps;
+      if (!series || term >= kTerms) continue;
+      const float4 m = *reinterpret_cast<const float4*>(
+          shared + MeanConstants::Terms() + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const float2 q0 = __half22float2(WordHalves(query[i][group].x)),
+                     q1 = __half22float2(WordHalves(query[i][group].y));
+        // conj(q) m: its product with e^{i phase} has the real part (cos, sin) . (c, s).
+        const float c0 = (q0.x * m.x + q0.y * m.y) * scale, s0 = (q0.y * m.x - q0.x * m.y) * scale;
+        const float c1 = (q1.x * m.z + q1.y * m.w) * scale, s1 = (q1.y * m.z - q1.x * m.w) * scale;
+        const __half2 z0 = __floats2half2_rn(c0, s0), z1 = __floats2half2_rn(c1, s1);
+        uint8_t* to = shared + layout.factors + group * layout.group_bytes;
+        if (term < kSlots) {  // level 0
+          const float2 r0 = __half22float2(z0), r1 = __half22float2(z1);
+          reinterpret_cast<uint4*>(to)[term * 32 + lane] =
+              make_uint4(HalfWord(z0), HalfWord(z1), HalfWord(__floats2half2_rn(c0 - r0.x, s0 - r0.y)),
+                         HalfWord(__floats2half2_rn(c1 - r1.x, s1 - r1.y)));
+        } else {
+          reinterpret_cast<uint2*>(to)[(kSlots + term) * 32 + lane] = make_uint2(HalfWord(z0), HalfWord(z1));
+        }
+      }
+    }
+    const int own = kWarps - 1 - warp;
+    if (own < direct_units) {
+      const float2 q0 = __half22float2(WordHalves(direct_query.x)),
+                   q1 = __half22float2(WordHalves(direct_query.y));
+      reinterpret_cast<uint4*>(shared + layout.queries)[own * 32 + lane] =
+          make_uint4(HalfWord(__floats2half2_rn(q0.x * scale, q0.y * scale)),
+                     HalfWord(__floats2half2_rn(q1.x * scale, q1.y * scale)),
+                     HalfWord(__floats2half2_rn(q0.y * scale, -q0.x * scale)),
+                     HalfWord(__floats2half2_rn(q1.y * scale, -q1.x * scale)));
+    }
+  }
+};
+
+/// Phases of the 16 half tiles of a batch, rows of a product: of a lane rows g and g + 8, which are this half
+/// (g % 2) of tiles g / 2 and g / 2 + 4.
+template <int kHeadDim>
+struct BatchPhases {
+  static constexpr int kSlots = SeriesSlots(kHeadDim, 0), kUnits = kHeadDim / kUnitWidth;
+  uint4 row0[kSlots], row1[kSlots];  // the series' units
+  uint2 direct0, direct1;            // the first direct unit
+
+  static __device__ __forceinline__ const uint4* RowOf(const DecodeParams& p, int tile) {
+    return reinterpret_cast<const uint4*>(p.phases) +
+           static_cast<size_t>(2 * tile + (threadIdx.x >> 2 & 1)) * (kUnits * 4) + (threadIdx.x & 3);
+  }
+
+  /// tile_of(i): tile of the batch, 0 <= i < kBatchTiles; those outside [0, last] count as the nearest.
+  template <typename TileOf>
+  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last,
+                                       TileOf tile_of) {
+    const int i = threadIdx.x >> 3 & 3;
+    from0_ = RowOf(p, max(0, min(tile_of(i), last)));
+    from1_ = RowOf(p, max(0, min(tile_of(i + 4), last)));
+    const uint4 units = *reinterpret_cast<const uint4*>(header.mean_unit);
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const uint32_t word = s < 4 ? units.x : s < 8 ? units.y : s < 12 ? units.z : units.w;
+      const int unit = word >> 8 * (s & 3) & 255;
+      row0[s] = __ldg(from0_ + 4 * unit);
+      row1[s] = __ldg(from1_ + 4 * unit);
+    }
+    const int direct = units.w >> 24;  // 0 where there is none
+    direct0 = __ldg(reinterpret_cast<const uint2*>(from0_ + 4 * direct));
+    direct1 = __ldg(reinterpret_cast<const uint2*>(from1_ + 4 * direct));
+  }
+
+  /// Direct units' phases to where the tiles have them. to: of the batch's first tile
+  __device__ __forceinline__ void StoreDirect(const DecodeParams& p, const HeadHeader& header, uint32_t* to,
+                                              int tile_words) const {
+    const int lane = threadIdx.x & 31;
+    uint32_t* to0 = to + (lane >> 3) * tile_words + (lane & 7) * 2;
+    uint32_t* to1 = to0 + 4 * tile_words;
+    if (header.direct_units == 0) return;
+    *reinterpret_cast<uint2*>(to0) = direct0;
+    *reinterpret_cast<uint2*>(to1) = direct1;
+#pragma unroll 1
+    for (int u = 1; u < header.direct_units; ++u) {
+      const int unit = header.mean_unit[kMaxMeanUnits - 1 - u];
+      *reinterpret_cast<uint2*>(to0 + 16 * u) = __ldg(reinterpret_cast<const uint2*>(from0_ + 4 * unit));
+      *reinterpret_cast<uint2*>(to1 + 16 * u) = __ldg(reinterpret_cast<const uint2*>(from1_ + 4 * unit));
+    }
+  }
+
+ private:
+  const uint4 *from0_, *from1_;
+};
+
+__device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4& a, uint32_t b0, uint32_t b1) {
+  if (from_zero) {
+    MmaF16FromZero(d, a, b0, b1);
+  } else {
+    MmaF16(d, a, b0, b1);
+  }
+}
+
+/// Coefficients of a batch's tiles for 4 query heads.
+/// factors  of the group (MeanShared); group: of heads 4 group ..
+/// to       the batch's first tile (MeanTileWords)
+template <int kHeadDim, bool kFew>
+__device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim>& phases, int units,
+                                              const uint8_t* factors, int group, uint32_t* to,
+                                              int tile_words) {
+  constexpr int kSlots = SeriesSlots(kHeadDim, 0);
+  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, half = g & 1;
+  const uint4* first_factors = reinterpret_cast<const uint4*>(factors) + lane;
+  const uint2* other_factors = reinterpret_cast<const uint2*>(factors) + lane;
+  float high[4], low[2][4], rest[kSeriesLevels][4];  // of level 0: high x high, the two mixed products
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    if (s % 4 == 0 && s > 0 && s >= units) break;
+    const uint4 a0 = phases.row0[s], a1 = phases.row1[s];
+    const uint4 a = make_uint4(a0.x, a1.x, a0.y, a1.y), a_low = make_uint4(a0.z, a1.z, a0.w, a1.w);
+    const uint4 z = first_factors[s * 32];
+    MmaF16Or0(s == 0, high, a, z.x, z.y);
+    MmaF16Or0(s == 0, low[0], a_low, z.x, z.y);
+    MmaF16Or0(s == 0, low[1], a, z.z, z.w);
+#pragma unroll
+    for (int level = 1; level < kSeriesLevels; ++level) {
+      if (s >= SeriesSlots(kHeadDim, level)) continue;
+      const uint2 y = other_factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
+      MmaF16Or0(s == 0, rest[level], a, y.x, y.y);
+    }
+  }
+  // Words of B operands: pairs of halves 2 p, 2 p + 1 along the reduction, p = 0, 4, 1, 5, 2, 6, 3, 7. Pairs 0
+  // and 1 are degrees 0 and 1 as (high, low), pair p > 1 is level p - 1.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    uint32_t pair[8];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      pair[e] = HighLow(high[2 * r + e] + (low[0][2 * r + e] + low[1][2 * r + e]));
+    }
+#pragma unroll
+    for (int level = 1; level < kSeriesLevels; ++level) {
+      pair[level + 1] = HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
+    }
+    uint4* at = reinterpret_cast<uint4*>(to + ((g >> 1) + 4 * r) * tile_words +
+                                         half * (CoefficientWords(kFew) / 2) +
+                                         (4 * group + (tq ^ 2 * half)) * 8);
+    at[0] = make_uint4(pair[0], pair[4], pair[1], pair[5]);
+    at[1] = make_uint4(pair[2], pair[6], pair[3], pair[7]);
+  }
+}
+
+}  // namespace blockgtq::cuda
