@@ -185,9 +185,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const int at = first + step * k;
       if (at >= segment_end) break;
       const int tile = tile0 + at - x;
-      float logit[2 * kBlocks * kHeads] = {};
+      float logit[2 * kBlocks * kHeads];
       if constexpr (kMean) {
-        if (has_mean) mean.Add(logit, tile, block16);
+        if (has_mean) {
+          mean.Add(logit, tile, block16);
+        } else {
+#pragma unroll
+          for (float& l : logit) l = 0;
+        }
       }
       BarrierWait(full_barrier + 8 * stage, ring_phase);
       if (k == 0) stream.FillAfterFirst();

@@ -42,9 +42,11 @@ struct alignas(16) HeadHeader {
   int32_t value_codes, value_norms;
   int32_t value_width, groups, key_units, mean_units;
   float value_scale;  // norm_reference / sqrt(head_dim) / codebook scale
-  int32_t series_units, direct_units;  // of the mean (mean_layout.h)
-  int32_t spare;
-  uint8_t mean_unit[kMaxMeanUnits];  // frequency blocks [8 u, 8 u + 8): the series' by slot, direct from the end
+  // Of the mean (mean_layout.h); a unit is frequency blocks [8 u, 8 u + 8). Slot s of the series is unit
+  // series_first + s.
+  int32_t series_first, series_units, direct_units;
+  uint8_t direct_unit[kMaxDirectUnits];
+  uint8_t spare[8];
 };
 
 struct alignas(16) DeviceHead {

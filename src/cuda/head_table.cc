@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <string>
 
 #include "src/codec/record.h"
@@ -55,10 +54,10 @@ DeviceHead MakeDeviceHead(const HeadPlan& plan, const MeanUnits& mean, int64_t o
   head.header.key_units = plan.key_units();
   head.header.mean_units = static_cast<int32_t>(plan.mean_units.size());
   head.header.value_scale = IntegerScale(plan.value);
-  head.header.series_units = static_cast<int32_t>(mean.series.size());
+  head.header.series_first = mean.series_first;
+  head.header.series_units = mean.series_units;
   head.header.direct_units = static_cast<int32_t>(mean.direct.size());
-  std::copy(mean.series.begin(), mean.series.end(), head.header.mean_unit);
-  std::copy(mean.direct.begin(), mean.direct.end(), std::reverse_iterator(std::end(head.header.mean_unit)));
+  std::copy(mean.direct.begin(), mean.direct.end(), head.header.direct_unit);
   Pass* many = head.many;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan& group = plan.groups[g];
@@ -103,9 +102,15 @@ Result<HeadTraits> TraitsOf(std::span<const HeadPlan> heads, const RopeConfig& r
                     "CUDA decode attention: the RoPE has head dim " + std::to_string(rope.head_dim) +
                         ", the plan " + std::to_string(heads[h].head_dim));
     }
+    const size_t direct_units = SplitMeanUnits(heads[h], rope).direct.size();
+    if (direct_units > kMaxDirectUnits) {
+      return Unsupported(h, "has a mean in " + std::to_string(direct_units) +
+                                " units of high frequency; the kernels have up to " +
+                                std::to_string(kMaxDirectUnits));
+    }
     const HeadTraits head = {heads[h].key_units(), static_cast<int>(heads[h].mean_units.size()),
                              RecordLayout::For(heads[h]).bytes, heads[h].value.width,
-                             static_cast<int>(SplitMeanUnits(heads[h], rope).direct.size())};
+                             static_cast<int>(direct_units)};
     if (h == 0) {
       traits = head;
     } else {

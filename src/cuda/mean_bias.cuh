@@ -31,7 +31,9 @@ class MeanBias {
   static constexpr int kHeads = kFew ? 1 : 2, kGroups = kFew ? 1 : 2;
   static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
-  using Phases = BatchPhases<kHeadDim>;
+  // Blocks of 12 warps have fewer registers, blocks with 8 heads use more.
+  static constexpr int kSlots = SeriesSlots(kHeadDim, 0), kMostHeld = kWarps > 8 && !kFew ? 4 : 7;
+  using Phases = BatchPhases<kHeadDim, kSlots < kMostHeld ? kSlots : kMostHeld>;
 
   /// shared: MeanShared. tiles: [kWarps][kBatchTiles][MeanTileWords]
   __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* shared, uint32_t* tiles,
@@ -54,20 +56,25 @@ class MeanBias {
     segment_ = tiles;
     series_ = header.series_units;
     direct_ = header.direct_units;
-    first_tile_ = tiles.base + tiles.step * round + team;
     if (series_ + direct_ == 0) return;
     factors_.Load(p, header, sequence, work_head);
-    const int warp = WarpIndex();
+    const int warp = WarpIndex(), lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
+    const int head = kFew ? g >> 1 : g, half = kFew ? g & 1 : 0;
+    coefficient_ = half * (CoefficientWords(kFew) / 2) + (head ^ 2 * half) * 8 + 2 * tq;
+    direct_phase_ = CoefficientWords(kFew) + 4 + half * 8 + 2 * tq;
     if (!Shared()) {
-      phases_.Load(p, header, tiles.tiles - 1, [&](int i) { return first_tile_ + tiles.step * i; });
+      const int first_tile = tiles.base + tiles.step * round + team;
+      phases_.Load(p, header, tiles.tiles - 1, [&](int i) { return first_tile + tiles.step * i; });
       at_ = Slot(warp);
+      stride_ = TileWords();
       // Batches of different warps should not coincide, which costs some warps one batch more.
       constexpr int kManyRounds = 3 * kBatchTiles;
       left_ = kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
     } else {
-      phases_.Load(p, header, tiles.tiles - 1, SharedTile(warp / kGroups));
+      if (warp < Tasks()) phases_.Load(p, header, tiles.tiles - 1, SharedTile(warp / kGroups));
       at_ = tiles_ + ((round - tiles.first_round) * kTeams + team) * TileWords();
-      left_ = kAll;
+      stride_ = kTeams * TileWords();
+      left_ = 1 << 30;  // no other batch
     }
   }
 
@@ -87,9 +94,8 @@ class MeanBias {
       return;
     }
     // A short segment: the warps share the work. Tile i of the block is i-th in shared memory.
-    const int tasks = (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kGroups;
 #pragma unroll 1
-    for (int task = warp; task < tasks; task += kWarps) {
+    for (int task = warp; task < Tasks(); task += kWarps) {
       if (task != warp) phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(task / kGroups));
       Compute(Slot(task / kGroups), task % kGroups, task % kGroups + 1);
     }
@@ -98,8 +104,6 @@ class MeanBias {
 
   /// logit: becomes the bias of one tile, as AttendTile has its logits.
   __device__ __forceinline__ void Add(float (&logit)[2 * kBlocks * kHeads], int tile, int block) {
-    constexpr int kRows = kBlocks == 4 ? 2 : 1, kHalves = kFew || kBlocks == 1 ? 1 : 2;
-    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, row = kBlocks == 4 ? 0 : block & 1;
     if (left_ == 0) {
       at_ = Slot(WarpIndex());
       left_ = kBatchTiles;
@@ -108,51 +112,28 @@ class MeanBias {
       Compute(at_, 0, kGroups);
       __syncwarp();
     }
-    float c[kHalves][kRows][4];
-    const uint4* constants = reinterpret_cast<const uint4*>(shared_) + lane + row * 32;
+    float c[kProducts][kRows][4];
+    if (series_ > 0 && direct_ == 1) {  // the whole mean, mostly: everything is on its way at once
+      DirectUnit unit = LoadDirect(0, block);
+      AddSeries(c, block);
+      AddDirect(c, unit);
+    } else {
+      if (series_ > 0) {
+        AddSeries(c, block);
+      } else {
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
+        for (int h = 0; h < kProducts; ++h) {
 #pragma unroll
-      for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) c[h][m][i] = 0;
+          for (int m = 0; m < kRows; ++m) c[h][m][0] = c[h][m][1] = c[h][m][2] = c[h][m][3] = 0;
+        }
       }
-    }
-    if (series_ > 0) {
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        const int half = Half(h, block);
-        const uint2 b = *reinterpret_cast<const uint2*>(
-            at_ + half * (CoefficientWords(kFew) / 2) + ((kFew ? g >> 1 : g) ^ 2 * half) * 8 + 2 * tq);
-#pragma unroll
-        for (int m = 0; m < kRows; ++m) MmaF16FromZero(c[h][m], constants[m * 32], b.x, b.y);
-      }
-    }
-    const uint4* direct = constants + MeanConstants::Direct(kHeadDim) / 16;
-    const uint4* queries =
-        reinterpret_cast<const uint4*>(shared_ + Factors::Layout(p).queries) + lane;
-    const uint32_t* phases = at_ + CoefficientWords(kFew) + 4 + 2 * tq;
 #pragma unroll 1
-    for (int u = 0; u < direct_; ++u) {
-      const uint4 q = queries[u * 32];
-      uint32_t b0[kHalves], b1[kHalves];
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        const uint2 phase = *reinterpret_cast<const uint2*>(phases + 16 * u + 8 * Half(h, block));
-        b0[h] = TurnBack(q.x, q.z, phase.x);
-        b1[h] = TurnBack(q.y, q.w, phase.y);
-      }
-#pragma unroll
-      for (int m = 0; m < kRows; ++m) {
-        const uint4 a = direct[(2 * u + m) * 32];
-#pragma unroll
-        for (int h = 0; h < kHalves; ++h) MmaF16(c[h][m], a, b0[h], b1[h]);
-      }
+      for (int u = 0; u < direct_; ++u) AddDirect(c, LoadDirect(u, block));
     }
-    at_ += (left_ > kBatchTiles ? kTeams : 1) * TileWords();
+    at_ += stride_;
     --left_;
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < kProducts; ++h) {
 #pragma unroll
       for (int m = 0; m < kRows; ++m) {
 #pragma unroll
@@ -172,7 +153,54 @@ class MeanBias {
   }
 
  private:
-  static constexpr int kAll = 1 << 30;
+  // A tile is kRows 16-token rows of kProducts products: with many heads a half tile each.
+  static constexpr int kRows = kBlocks == 4 ? 2 : 1, kProducts = kFew || kBlocks == 1 ? 1 : 2;
+  struct DirectUnit {
+    uint4 query, a[kRows];
+    uint2 phase[kProducts];
+  };
+
+  /// The half tile of the h-th product, where columns are heads alone.
+  static __device__ __forceinline__ int HalfOf(int h, int block) {
+    return kFew ? 0 : kBlocks == 4 ? h : block >> 1;
+  }
+  __device__ __forceinline__ const uint4* Constants(int block) const {
+    return reinterpret_cast<const uint4*>(shared_) + (threadIdx.x & 31) +
+           (kBlocks == 4 ? 0 : (block & 1) * 32);
+  }
+  __device__ __forceinline__ DirectUnit LoadDirect(int u, int block) const {
+    DirectUnit d;
+    d.query = reinterpret_cast<const uint4*>(shared_ + Factors::Layout(p).queries)[u * 32 + (threadIdx.x & 31)];
+#pragma unroll
+    for (int h = 0; h < kProducts; ++h) {
+      d.phase[h] = *reinterpret_cast<const uint2*>(at_ + direct_phase_ + 16 * u + 8 * HalfOf(h, block));
+    }
+    const uint4* a = Constants(block) + MeanConstants::Direct(kHeadDim) / 16 + u * 64;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) d.a[m] = a[m * 32];
+    return d;
+  }
+  __device__ __forceinline__ void AddDirect(float (&c)[kProducts][kRows][4], const DirectUnit& d) const {
+#pragma unroll
+    for (int h = 0; h < kProducts; ++h) {
+      const uint32_t b0 = TurnBack(d.query.x, d.query.z, d.phase[h].x);
+      const uint32_t b1 = TurnBack(d.query.y, d.query.w, d.phase[h].y);
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) MmaF16(c[h][m], d.a[m], b0, b1);
+    }
+  }
+  /// c becomes the series.
+  __device__ __forceinline__ void AddSeries(float (&c)[kProducts][kRows][4], int block) const {
+    const uint4* a = Constants(block);
+#pragma unroll
+    for (int h = 0; h < kProducts; ++h) {
+      const int half = HalfOf(h, block);  // heads h and h ^ 2 change places between the halves
+      const uint2 b = *reinterpret_cast<const uint2*>(
+          at_ + (coefficient_ ^ 16 * half) + half * (CoefficientWords(kFew) / 2));
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) MmaF16FromZero(c[h][m], a[m * 32], b.x, b.y);
+    }
+  }
 
   __device__ __forceinline__ int TileWords() const { return MeanTileWords(kFew, p.max_direct_units); }
   __device__ __forceinline__ uint32_t* Slot(int batch) const {
@@ -181,15 +209,15 @@ class MeanBias {
   __device__ __forceinline__ int Rounds() const { return segment_.end_round - segment_.first_round; }
   /// Whether the block's batches are shared by its warps, because a warp has no more tiles than one batch.
   __device__ __forceinline__ bool Shared() const { return Rounds() <= kBatchTiles; }
+  /// Batches times groups of 4 query heads, where they are shared.
+  __device__ __forceinline__ int Tasks() const {
+    return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kGroups;
+  }
   __device__ __forceinline__ auto SharedTile(int batch) const {
     return [this, batch](int i) {
       const int index = batch * kBatchTiles + i;
       return segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams;
     };
-  }
-  /// The half tile of this lane's column, in the h-th product.
-  static __device__ __forceinline__ int Half(int h, int block) {
-    return kFew ? threadIdx.x >> 2 & 1 : kBlocks == 4 ? h : block >> 1;
   }
   /// (x, y) cos + (y, -x) sin: a block turned back.
   static __device__ __forceinline__ uint32_t TurnBack(uint32_t xy, uint32_t yx, uint32_t phase) {
@@ -199,13 +227,14 @@ class MeanBias {
   /// What a batch's tiles have, from the phases loaded.
   __device__ __forceinline__ void Compute(uint32_t* to, int first_group, int end_group) const {
     const int tile_words = TileWords();
-    if (first_group == 0) phases_.StoreDirect(p, *header_, to + CoefficientWords(kFew) + 4, tile_words);
+    if (first_group == 0) phases_.StoreDirect(*header_, to + CoefficientWords(kFew) + 4, tile_words);
     if (series_ == 0) return;
     const MeanShared layout = Factors::Layout(p);
 #pragma unroll 1
     for (int group = first_group; group < end_group; ++group) {
-      ComputeSeries<kHeadDim, kFew>(phases_, series_, shared_ + layout.factors + group * layout.group_bytes,
-                                    group, to, tile_words);
+      ComputeSeries<kHeadDim, kFew>(phases_, series_,
+                                    shared_ + layout.factors + group * layout.group_bytes, group, to,
+                                    tile_words);
     }
   }
 
@@ -217,10 +246,12 @@ class MeanBias {
   // Of the segment.
   const HeadHeader* header_ = nullptr;
   SegmentTiles segment_ = {};
-  int series_ = 0, direct_ = 0, first_tile_ = 0;
+  int series_ = 0, direct_ = 0;           // units
+  int coefficient_ = 0, direct_phase_ = 0;  // words of a tile where this lane's are (of half tile 0)
   Factors factors_;
   Phases phases_;
   uint32_t* at_ = nullptr;  // what this warp's next tile has
+  int stride_ = 0;          // to the one after it
   int left_ = 0;            // tiles until the next batch
 };
 

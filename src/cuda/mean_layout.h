@@ -13,18 +13,24 @@
 
 namespace blockgtq::cuda {
 
-inline constexpr int kMaxMeanUnits = 16;  // of a head: all of head dim 256
+inline constexpr int kMaxDirectUnits = 8;  // of a head
 inline constexpr int kHalfTile = 32;      // tokens
 inline constexpr int kBatchTiles = 8;     // whose coefficients one warp computes at a time: 16 rows of a product
 
 /// Degrees come in pairs, level n: 2 n and 2 n + 1.
 inline constexpr int kSeriesLevels = 7;
 
-/// Slots (units of the series, fastest first) that have level `level`: what RoPE bases from 10,000 up need.
+/// Slots of the series (neighbouring units, fastest first) that have level `level`: what RoPE bases from 10,000
+/// up need.
 constexpr int SeriesSlots(int head_dim, int level) {
   // A digit a level, from the right: an array would be one in local memory.
   const uint32_t digits = head_dim == 64 ? 0x1111133 : head_dim == 128 ? 0x1112367 : 0x11235be;
   return digits >> 4 * level & 15;
+}
+/// Slots that a batch works on where `units` have a mean.
+constexpr int SeriesSlotsUsed(int head_dim, int units) {
+  const int slots = SeriesSlots(head_dim, 0);
+  return units == 0 ? 0 : units <= 4 && slots > 4 ? 4 : slots;
 }
 /// (slot, level) pairs of the levels below `level`. They are numbered level by level.
 constexpr int SeriesTerms(int head_dim, int level = kSeriesLevels) {

@@ -47,20 +47,19 @@ struct MeanFactors {
       for (int level = 1; level < kSeriesLevels; ++level) {
         if (term >= SeriesTerms(kHeadDim, level)) slot = term - SeriesTerms(kHeadDim, level);
       }
-      const int unit = header.mean_unit[slot];
+      const int unit = min(header.series_first + slot, kHeadDim / kUnitWidth - 1);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         query[i][group] = QueryOf(queries, 4 * group + (g >> 1), rows.count, unit);
       }
     }
-    const int own = min(kWarps - 1 - warp, kMaxMeanUnits - 1);  // the last warps have fewer terms
-    direct_query = QueryOf(queries, kFew ? g >> 1 : g, rows.count,
-                           own < header.direct_units ? header.mean_unit[kMaxMeanUnits - 1 - own] : 0);
+    const int own = min(kWarps - 1 - warp, kMaxDirectUnits - 1);  // the last warps have fewer terms
+    direct_query = QueryOf(queries, kFew ? g >> 1 : g, rows.count, header.direct_unit[own]);
   }
 
   __device__ __forceinline__ void Store(const DecodeParams& p, bool series, int direct_units,
                                         uint8_t* shared) const {
-    static_assert(kMaxMeanUnits / 2 <= kWarps, "a direct unit a warp");
+    static_assert(kMaxDirectUnits <= kWarps, "a direct unit a warp");
     const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, warp = WarpIndex();
     const MeanShared layout = Layout(p);
     const float scale = p.logit_scale;
@@ -102,58 +101,50 @@ struct MeanFactors {
   }
 };
 
-/// Phases of the 16 half tiles of a batch, rows of a product: of a lane rows g and g + 8, which are this half
-/// (g % 2) of tiles g / 2 and g / 2 + 4.
-template <int kHeadDim>
+/// Phases of the half tiles of a batch, rows of a product: of a lane rows g and g + 8, the halves of tile g.
+/// kHeld: slots whose phases are in registers; more are loaded when they are used.
+template <int kHeadDim, int kHeld>
 struct BatchPhases {
-  static constexpr int kSlots = SeriesSlots(kHeadDim, 0), kUnits = kHeadDim / kUnitWidth;
-  uint4 row0[kSlots], row1[kSlots];  // the series' units
-  uint2 direct0, direct1;            // the first direct unit
-
-  static __device__ __forceinline__ const uint4* RowOf(const DecodeParams& p, int tile) {
-    return reinterpret_cast<const uint4*>(p.phases) +
-           static_cast<size_t>(2 * tile + (threadIdx.x >> 2 & 1)) * (kUnits * 4) + (threadIdx.x & 3);
-  }
+  static constexpr int kUnits = kHeadDim / kUnitWidth, kSlots = SeriesSlots(kHeadDim, 0);
+  static constexpr int kUnitQuads = 8;  // uint4 a unit
+  uint4 high[kHeld], low[kHeld];        // the series' units
+  uint4 direct;                         // the first direct unit, high
+  const uint4* series_row;              // of this lane: slot 0
+  const uint4* row;                     // unit 0
 
   /// tile_of(i): tile of the batch, 0 <= i < kBatchTiles; those outside [0, last] count as the nearest.
   template <typename TileOf>
   __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last,
                                        TileOf tile_of) {
-    const int i = threadIdx.x >> 3 & 3;
-    from0_ = RowOf(p, max(0, min(tile_of(i), last)));
-    from1_ = RowOf(p, max(0, min(tile_of(i + 4), last)));
-    const uint4 units = *reinterpret_cast<const uint4*>(header.mean_unit);
+    const int tile = max(0, min(tile_of(static_cast<int>(threadIdx.x >> 2 & 7)), last));
+    row = reinterpret_cast<const uint4*>(p.phases) + static_cast<size_t>(tile) * (kUnits * kUnitQuads) +
+          (threadIdx.x & 3);
+    series_row = row + header.series_first * kUnitQuads;
+    const int units = header.series_units;
+    if (units > 0) {
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const uint32_t word = s < 4 ? units.x : s < 8 ? units.y : s < 12 ? units.z : units.w;
-      const int unit = word >> 8 * (s & 3) & 255;
-      row0[s] = __ldg(from0_ + 4 * unit);
-      row1[s] = __ldg(from1_ + 4 * unit);
+      for (int s = 0; s < kHeld; ++s) {
+        if (s >= 4 && units <= 4) continue;
+        high[s] = __ldg(series_row + s * kUnitQuads);
+        low[s] = __ldg(series_row + s * kUnitQuads + 4);
+      }
     }
-    const int direct = units.w >> 24;  // 0 where there is none
-    direct0 = __ldg(reinterpret_cast<const uint2*>(from0_ + 4 * direct));
-    direct1 = __ldg(reinterpret_cast<const uint2*>(from1_ + 4 * direct));
+    if (header.direct_units > 0) direct = __ldg(row + header.direct_unit[0] * kUnitQuads);
   }
 
   /// Direct units' phases to where the tiles have them. to: of the batch's first tile
-  __device__ __forceinline__ void StoreDirect(const DecodeParams& p, const HeadHeader& header, uint32_t* to,
-                                              int tile_words) const {
-    const int lane = threadIdx.x & 31;
-    uint32_t* to0 = to + (lane >> 3) * tile_words + (lane & 7) * 2;
-    uint32_t* to1 = to0 + 4 * tile_words;
-    if (header.direct_units == 0) return;
-    *reinterpret_cast<uint2*>(to0) = direct0;
-    *reinterpret_cast<uint2*>(to1) = direct1;
+  __device__ __forceinline__ void StoreDirect(const HeadHeader& header, uint32_t* to, int tile_words) const {
+    to += (threadIdx.x >> 2 & 7) * tile_words + 2 * (threadIdx.x & 3);
+    const auto store = [to](int u, const uint4& phase) {
+      *reinterpret_cast<uint2*>(to + 16 * u) = make_uint2(phase.x, phase.z);
+      *reinterpret_cast<uint2*>(to + 16 * u + 8) = make_uint2(phase.y, phase.w);
+    };
+    if (header.direct_units > 0) store(0, direct);
 #pragma unroll 1
     for (int u = 1; u < header.direct_units; ++u) {
-      const int unit = header.mean_unit[kMaxMeanUnits - 1 - u];
-      *reinterpret_cast<uint2*>(to0 + 16 * u) = __ldg(reinterpret_cast<const uint2*>(from0_ + 4 * unit));
-      *reinterpret_cast<uint2*>(to1 + 16 * u) = __ldg(reinterpret_cast<const uint2*>(from1_ + 4 * unit));
+      store(u, __ldg(row + header.direct_unit[u] * kUnitQuads));
     }
   }
-
- private:
-  const uint4 *from0_, *from1_;
 };
 
 __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4& a, uint32_t b0, uint32_t b1) {
@@ -167,20 +158,16 @@ __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4&
 /// Coefficients of a batch's tiles for 4 query heads.
 /// factors  of the group (MeanShared); group: of heads 4 group ..
 /// to       the batch's first tile (MeanTileWords)
-template <int kHeadDim, bool kFew>
-__device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim>& phases, int units,
+template <int kHeadDim, bool kFew, int kHeld>
+__device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld>& phases, int units,
                                               const uint8_t* factors, int group, uint32_t* to,
                                               int tile_words) {
-  constexpr int kSlots = SeriesSlots(kHeadDim, 0);
-  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, half = g & 1;
+  constexpr int kSlots = SeriesSlots(kHeadDim, 0), kTogether = 4;
+  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
   const uint4* first_factors = reinterpret_cast<const uint4*>(factors) + lane;
   const uint2* other_factors = reinterpret_cast<const uint2*>(factors) + lane;
   float high[4], low[2][4], rest[kSeriesLevels][4];  // of level 0: high x high, the two mixed products
-#pragma unroll
-  for (int s = 0; s < kSlots; ++s) {
-    if (s % 4 == 0 && s > 0 && s >= units) break;
-    const uint4 a0 = phases.row0[s], a1 = phases.row1[s];
-    const uint4 a = make_uint4(a0.x, a1.x, a0.y, a1.y), a_low = make_uint4(a0.z, a1.z, a0.w, a1.w);
+  const auto add_slot = [&](int s, const uint4& a, const uint4& a_low) {
     const uint4 z = first_factors[s * 32];
     MmaF16Or0(s == 0, high, a, z.x, z.y);
     MmaF16Or0(s == 0, low[0], a_low, z.x, z.y);
@@ -190,6 +177,26 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim>& phase
       if (s >= SeriesSlots(kHeadDim, level)) continue;
       const uint2 y = other_factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
       MmaF16Or0(s == 0, rest[level], a, y.x, y.y);
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < kHeld; ++s) {
+    if (s == 4 && units <= 4) break;
+    add_slot(s, phases.high[s], phases.low[s]);
+  }
+#pragma unroll
+  for (int s0 = kHeld; s0 < kSlots; s0 += kTogether) {
+    if (s0 >= 4 && units <= 4) break;
+    uint4 a[kTogether], a_low[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (s0 + i >= kSlots) continue;
+      a[i] = __ldg(phases.series_row + (s0 + i) * phases.kUnitQuads);
+      a_low[i] = __ldg(phases.series_row + (s0 + i) * phases.kUnitQuads + 4);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (s0 + i < kSlots) add_slot(s0 + i, a[i], a_low[i]);
     }
   }
   // Words of B operands: pairs of halves 2 p, 2 p + 1 along the reduction, p = 0, 4, 1, 5, 2, 6, 3, 7. Pairs 0
@@ -205,9 +212,8 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim>& phase
     for (int level = 1; level < kSeriesLevels; ++level) {
       pair[level + 1] = HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
     }
-    uint4* at = reinterpret_cast<uint4*>(to + ((g >> 1) + 4 * r) * tile_words +
-                                         half * (CoefficientWords(kFew) / 2) +
-                                         (4 * group + (tq ^ 2 * half)) * 8);
+    uint4* at = reinterpret_cast<uint4*>(to + g * tile_words + r * (CoefficientWords(kFew) / 2) +
+                                         (4 * group + (tq ^ 2 * r)) * 8);
     at[0] = make_uint4(pair[0], pair[4], pair[1], pair[5]);
     at[1] = make_uint4(pair[2], pair[6], pair[3], pair[7]);
   }

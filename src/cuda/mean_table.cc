@@ -48,29 +48,28 @@ std::complex<double> BlockMean(const HeadPlan& plan, const RopeConfig& rope, int
 
 MeanUnits SplitMeanUnits(const HeadPlan& plan, const RopeConfig& rope) {
   const std::vector<double> frequencies = RopeFrequencies(rope);
-  const auto levels = [&](int unit) {
+  const int dim_units = plan.head_dim / kUnitDims;
+  std::vector<int> levels;
+  for (int unit = 0; unit < dim_units; ++unit) {
     double fastest = 0;
     for (int b = 0; b < kMeanUnitBlocks; ++b) {
       fastest = std::max(fastest, std::fabs(frequencies[kMeanUnitBlocks * unit + b]));
     }
-    return LevelsNeeded(kRadius * fastest);
-  };
-  MeanUnits units;
-  units.series = plan.mean_units;
-  std::stable_sort(units.series.begin(), units.series.end(),
-                   [&](int a, int b) { return levels(a) > levels(b); });
-  const auto fits = [&] {
-    if (units.series.size() > static_cast<size_t>(SeriesSlots(plan.head_dim, 0))) return false;
-    for (size_t slot = 0; slot < units.series.size(); ++slot) {
-      if (levels(units.series[slot]) > LevelsOf(plan.head_dim, static_cast<int>(slot))) return false;
-    }
-    return true;
-  };
-  while (!fits()) {
-    units.direct.push_back(units.series.front());
-    units.series.erase(units.series.begin());
+    levels.push_back(LevelsNeeded(kRadius * fastest));
   }
-  return units;
+  // The slower units [i, ..) of the list make the series: as many as it takes.
+  const std::vector<int>& list = plan.mean_units;
+  for (size_t i = 0; i < list.size(); ++i) {
+    // A batch may read more slots than have units: they must be units of this head dim.
+    const int used = SeriesSlotsUsed(plan.head_dim, list.back() - list[i] + 1);
+    const int first = std::min(list[i], dim_units - used), count = list.back() - first + 1;
+    bool fits = count <= used;
+    for (size_t k = i; k < list.size(); ++k) {
+      fits = fits && levels[list[k]] <= LevelsOf(plan.head_dim, list[k] - first);
+    }
+    if (fits) return {first, count, std::vector<int>(list.begin(), list.begin() + static_cast<int64_t>(i))};
+  }
+  return {0, 0, list};
 }
 
 void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanUnits& units, uint8_t* out) {
@@ -93,8 +92,8 @@ void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanU
         for (int t = 0; t < 4; ++t) {
           for (int half = 0; half < 2; ++half) {
             std::complex<double> term = 0;
-            if (slot < static_cast<int>(units.series.size())) {
-              const int block = kMeanUnitBlocks * units.series[slot] + t + 4 * half;
+            if (slot < units.series_units) {  // the mean is zero where there is none
+              const int block = kMeanUnitBlocks * (units.series_first + slot) + t + 4 * half;
               term = BlockMean(plan, rope, block) * turn * (degree == 0 ? 1.0 : 2.0) *
                      std::cyl_bessel_j(degree, kRadius * frequencies[block]);
             }

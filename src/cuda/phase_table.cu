@@ -26,9 +26,10 @@ __global__ void __launch_bounds__(kThreads)
   sincospi(static_cast<double>(static_cast<int64_t>(turns)) * 0x1p-63, &sine, &cosine);
   const __half2 high = __floats2half2_rn(static_cast<float>(cosine), static_cast<float>(sine));
   const float2 rounded = __half22float2(high);
-  __half2* to = table + ((row * (blocks / 8) + block / 8) * 4 + block % 4) * 4 + block / 4 % 2;
+  __half2* to =
+      table + (row / 2 * (blocks / 8) + block / 8) * 32 + block % 4 * 4 + block / 4 % 2 * 2 + row % 2;
   to[0] = high;
-  to[2] = __floats2half2_rn(static_cast<float>(cosine - rounded.x), static_cast<float>(sine - rounded.y));
+  to[16] = __floats2half2_rn(static_cast<float>(cosine - rounded.x), static_cast<float>(sine - rounded.y));
 }
 
 }  // namespace
