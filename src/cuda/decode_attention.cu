@@ -39,7 +39,8 @@ int SharedBytes(const DecodeConfig& c, const DecodeVariant& v, int stages) {
         .total;
   }
   return SharedLayout::For(v.warps, v.split_tiles ? 4 : 1, c.shape.head_dim, v.few_heads, v.mean,
-                           c.traits.direct_units, c.shape.kv_heads, c.shape.batch, c.query_layout.bytes, stages, c.stage_bytes)
+                           c.traits.direct_units, c.shape.kv_heads, c.shape.batch, c.query_layout.bytes,
+                           stages, c.stage_bytes)
       .total;
 }
 
@@ -162,8 +163,7 @@ DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits) {
   config.traits = traits;
   config.head_parts = (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
   config.part_heads = (shape.query_heads + config.head_parts - 1) / config.head_parts;
-  config.query_layout =
-      QueryBlockLayout::For(traits.key_units, config.part_heads <= kFewQueryHeads);
+  config.query_layout = QueryBlockLayout::For(traits.key_units, config.part_heads <= kFewQueryHeads);
   config.stage_bytes = AlignShared(traits.record_bytes);
   return config;
 }

@@ -28,7 +28,8 @@ struct SharedLayout {
                                     int stages, int stage_bytes) {
     SharedLayout s{};
     const int slots = few ? kFewQueryHeads : kMaxQueryHeads, rings = warps / warps_a_tile;
-    int at = AlignShared((1 + 2 * rings * stages) * 8);  // barriers: the mean's constants; full, empty a stage
+    int at =
+        AlignShared((1 + 2 * rings * stages) * 8);  // barriers: the mean's constants; full, empty a stage
     s.heads = at;
     at +=
         AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));

@@ -98,9 +98,9 @@ Result<HeadTraits> TraitsOf(std::span<const HeadPlan> heads, const RopeConfig& r
       return Unsupported(h, "has another head dim than head 0");
     }
     if (heads[h].head_dim != rope.head_dim) {
-      return Status(ErrorCode::kInvalidArgument,
-                    "CUDA decode attention: the RoPE has head dim " + std::to_string(rope.head_dim) +
-                        ", the plan " + std::to_string(heads[h].head_dim));
+      return Status(ErrorCode::kInvalidArgument, "CUDA decode attention: the RoPE has head dim " +
+                                                     std::to_string(rope.head_dim) + ", the plan " +
+                                                     std::to_string(heads[h].head_dim));
     }
     const size_t direct_units = SplitMeanUnits(heads[h], rope).direct.size();
     if (direct_units > kMaxDirectUnits) {
@@ -124,8 +124,7 @@ Result<HeadTable> BuildHeadTable(std::span<const HeadPlan> heads, const HeadTrai
                                  const RopeConfig& rope) {
   BGTQ_ASSIGN_OR_RETURN(const HeadTraits own, TraitsOf(heads, rope));
   if (own.key_units > traits.key_units || own.mean_units > traits.mean_units ||
-      own.direct_units > traits.direct_units ||
-      own.record_bytes > traits.record_bytes) {
+      own.direct_units > traits.direct_units || own.record_bytes > traits.record_bytes) {
     return Status(ErrorCode::kInvalidArgument,
                   "CUDA decode attention: a layer is larger than the traits that the table is built for");
   }

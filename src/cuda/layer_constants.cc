@@ -38,11 +38,11 @@ Result<PhaseTable> PhaseTable::Create(const RopeConfig& rope, int64_t tokens, CU
   const int64_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
   PhaseTable t;
   BGTQ_ASSIGN_OR_RETURN(t.steps_, ToDevice(HalfTokenSteps(rope), "RoPE"));
-  BGTQ_ASSIGN_OR_RETURN(t.phases_,
-                        DeviceBuffer::Allocate(tiles * PhaseBytes(rope.head_dim),
-                                               "phases of key means of " + std::to_string(tokens) + " tokens"));
-  BGTQ_RETURN_IF_ERROR(LaunchPhaseTable(t.steps_.As<uint64_t>(), rope.head_dim, 0, tiles,
-                                        t.phases_.As<uint16_t>(), stream));
+  BGTQ_ASSIGN_OR_RETURN(
+      t.phases_, DeviceBuffer::Allocate(tiles * PhaseBytes(rope.head_dim),
+                                        "phases of key means of " + std::to_string(tokens) + " tokens"));
+  BGTQ_RETURN_IF_ERROR(
+      LaunchPhaseTable(t.steps_.As<uint64_t>(), rope.head_dim, 0, tiles, t.phases_.As<uint16_t>(), stream));
   return t;
 }
 

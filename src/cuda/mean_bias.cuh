@@ -6,7 +6,8 @@
 //           coefficients, another one with the constant polynomials the logits. Degrees 0 and 1, which carry
 //           large means, have 22 bits throughout.
 //   direct  (R_{-c} q) . (R_{r - 15.5} mu) in fp16.
-// Columns of a product are query heads; with few heads a half tile each, (head, half) = (column / 2, column % 2).
+// Columns of a product are query heads; with few heads a half tile each, (head, half) = (column / 2, column %
+// 2).
 #pragma once
 
 #include "src/cuda/decode_layout.h"
@@ -16,8 +17,8 @@
 
 namespace blockgtq::cuda {
 
-/// Where a block's tiles of a segment are: round k has tiles base + step k + team, of those in [0, tiles) that
-/// belong to the segment.
+/// Where a block's tiles of a segment are: round k has tiles base + step k + team, of those in [0, tiles)
+/// that belong to the segment.
 struct SegmentTiles {
   int base, step, tiles;  // `tiles` of the (sequence, head)
   int first_round, end_round;
@@ -33,7 +34,7 @@ class MeanBias {
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
   // Blocks of 12 warps have fewer registers, blocks with 8 heads use more.
   static constexpr int kSlots = SeriesSlots(kHeadDim, 0), kMostHeld = kWarps > 8 && !kFew ? 4 : 7;
-  using Phases = BatchPhases<kHeadDim, kSlots < kMostHeld ? kSlots : kMostHeld>;
+  using Phases = BatchPhases < kHeadDim, kSlots<kMostHeld ? kSlots : kMostHeld>;
 
   /// shared: MeanShared. tiles: [kWarps][kBatchTiles][MeanTileWords]
   __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* shared, uint32_t* tiles,
@@ -45,11 +46,12 @@ class MeanBias {
     if (threadIdx.x != 0) return;
     const int bytes = MeanConstants::Bytes(kHeadDim, p.max_direct_units);
     BarrierExpect(barrier_, bytes);
-    BulkCopy(SharedAddress(shared_), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes, barrier_);
+    BulkCopy(SharedAddress(shared_), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes,
+             barrier_);
   }
 
-  /// Asks for what the segment needs first: queries, and the phases of the warp's first batch. `round`: of this
-  /// team's first tile.
+  /// Asks for what the segment needs first: queries, and the phases of the warp's first batch. `round`: of
+  /// this team's first tile.
   __device__ __forceinline__ void Start(const HeadHeader& header, int sequence, int work_head,
                                         const SegmentTiles& tiles, int team, int round) {
     header_ = &header;
@@ -170,7 +172,8 @@ class MeanBias {
   }
   __device__ __forceinline__ DirectUnit LoadDirect(int u, int block) const {
     DirectUnit d;
-    d.query = reinterpret_cast<const uint4*>(shared_ + Factors::Layout(p).queries)[u * 32 + (threadIdx.x & 31)];
+    d.query =
+        reinterpret_cast<const uint4*>(shared_ + Factors::Layout(p).queries)[u * 32 + (threadIdx.x & 31)];
 #pragma unroll
     for (int h = 0; h < kProducts; ++h) {
       d.phase[h] = *reinterpret_cast<const uint2*>(at_ + direct_phase_ + 16 * u + 8 * HalfOf(h, block));
@@ -195,8 +198,8 @@ class MeanBias {
 #pragma unroll
     for (int h = 0; h < kProducts; ++h) {
       const int half = HalfOf(h, block);  // heads h and h ^ 2 change places between the halves
-      const uint2 b = *reinterpret_cast<const uint2*>(
-          at_ + (coefficient_ ^ 16 * half) + half * (CoefficientWords(kFew) / 2));
+      const uint2 b = *reinterpret_cast<const uint2*>(at_ + (coefficient_ ^ 16 * half) +
+                                                      half * (CoefficientWords(kFew) / 2));
 #pragma unroll
       for (int m = 0; m < kRows; ++m) MmaF16FromZero(c[h][m], a[m * 32], b.x, b.y);
     }
@@ -227,14 +230,13 @@ class MeanBias {
   /// What a batch's tiles have, from the phases loaded.
   __device__ __forceinline__ void Compute(uint32_t* to, int first_group, int end_group) const {
     const int tile_words = TileWords();
-    if (first_group == 0) phases_.StoreDirect(*header_, to + CoefficientWords(kFew) + 4, tile_words);
+    if (first_group == 0) phases_.StoreDirect(*header_, direct_, to + CoefficientWords(kFew) + 4, tile_words);
     if (series_ == 0) return;
     const MeanShared layout = Factors::Layout(p);
 #pragma unroll 1
     for (int group = first_group; group < end_group; ++group) {
-      ComputeSeries<kHeadDim, kFew>(phases_, series_,
-                                    shared_ + layout.factors + group * layout.group_bytes, group, to,
-                                    tile_words);
+      ComputeSeries<kHeadDim, kFew>(phases_, series_, shared_ + layout.factors + group * layout.group_bytes,
+                                    group, to, tile_words);
     }
   }
 
@@ -246,7 +248,7 @@ class MeanBias {
   // Of the segment.
   const HeadHeader* header_ = nullptr;
   SegmentTiles segment_ = {};
-  int series_ = 0, direct_ = 0;           // units
+  int series_ = 0, direct_ = 0;             // units
   int coefficient_ = 0, direct_phase_ = 0;  // words of a tile where this lane's are (of half tile 0)
   Factors factors_;
   Phases phases_;

@@ -2,11 +2,11 @@
 // (mean_bias.cuh), the constants of a KV head, and the pieces of shared memory. Host and device agree by
 // computing it alike.
 //
-// Over half a tile (32 tokens around its centre c) a frequency block turns by e^{i theta (r - 15.5)}, which is
-// a series of Chebyshev polynomials in x = (r - 15.5) / 16 with Bessel functions as coefficients (Jacobi and
-// Anger): of low degree unless the block is fast. So units of 8 blocks are of two kinds. Those of the *series*
-// share one polynomial a (half tile, query head) of degree up to 13; *direct* ones, the fastest, are a product
-// of rotated queries with R_{r - 15.5} mu.
+// Over half a tile (32 tokens around its centre c) a frequency block turns by e^{i theta (r - 15.5)}, which
+// is a series of Chebyshev polynomials in x = (r - 15.5) / 16 with Bessel functions as coefficients (Jacobi
+// and Anger): of low degree unless the block is fast. So units of 8 blocks are of two kinds. Those of the
+// *series* share one polynomial a (half tile, query head) of degree up to 13; *direct* ones, the fastest, are
+// a product of rotated queries with R_{r - 15.5} mu.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 namespace blockgtq::cuda {
 
 inline constexpr int kMaxDirectUnits = 8;  // of a head
-inline constexpr int kHalfTile = 32;      // tokens
-inline constexpr int kBatchTiles = 8;     // whose coefficients one warp computes at a time: 16 rows of a product
+inline constexpr int kHalfTile = 32;       // tokens
+inline constexpr int kBatchTiles = 8;  // whose coefficients one warp computes at a time: 16 rows of a product
 
 /// Degrees come in pairs, level n: 2 n and 2 n + 1.
 inline constexpr int kSeriesLevels = 7;
 
-/// Slots of the series (neighbouring units, fastest first) that have level `level`: what RoPE bases from 10,000
-/// up need.
+/// Slots of the series (neighbouring units, fastest first) that have level `level`: what RoPE bases from
+/// 10,000 up need.
 constexpr int SeriesSlots(int head_dim, int level) {
-  // A digit a level, from the right: an array would be one in local memory.
+  // A digit a level, from the right: kernels shall fold it (an array would be one in local memory).
   const uint32_t digits = head_dim == 64 ? 0x1111133 : head_dim == 128 ? 0x1112367 : 0x11235be;
   return digits >> 4 * level & 15;
 }
@@ -34,14 +34,25 @@ constexpr int SeriesSlotsUsed(int head_dim, int units) {
 }
 /// (slot, level) pairs of the levels below `level`. They are numbered level by level.
 constexpr int SeriesTerms(int head_dim, int level = kSeriesLevels) {
-  int terms = 0;
-  for (int n = 0; n < level; ++n) terms += SeriesSlots(head_dim, n);
-  return terms;
+  const uint64_t sums = head_dim == 64    ? 0x0b0a090807060300
+                        : head_dim == 128 ? 0x15141312100d0700
+                                          : 0x252423211e190e00;  // two digits a level
+  return static_cast<int>(sums >> 8 * level & 255);
 }
+constexpr bool SeriesTermsAreSums(int head_dim) {
+  int terms = 0;
+  for (int n = 0; n < kSeriesLevels; ++n) {
+    if (SeriesTerms(head_dim, n) != terms) return false;
+    terms += SeriesSlots(head_dim, n);
+  }
+  return SeriesTerms(head_dim) == terms;
+}
+static_assert(SeriesTermsAreSums(64) && SeriesTermsAreSums(128) && SeriesTermsAreSums(256));
 
 /// Constants of a KV head, in bytes:
-///   polynomials  fp16 A fragments [2][32][8]: tokens 16 m + .. of a half tile x (T0, T0, T1, T1, T2, .., T13)
-///   terms        f32 [terms][2][4][4]: degree 2 level + e, blocks t and t + 4 of the slot's unit as complex
+///   polynomials  fp16 A fragments [2][32][8]: tokens 16 m + .. of a half tile x (T0, T0, T1, T1, T2, ..,
+///   T13) terms        f32 [terms][2][4][4]: degree 2 level + e, blocks t and t + 4 of the slot's unit as
+///   complex
 ///                numbers mu i^n (2 - [n = 0]) J_n(16 theta)
 ///   direct       fp16 A fragments [direct units][2][32][8]: R_{r - 15.5} mu
 struct MeanConstants {
@@ -57,7 +68,8 @@ struct MeanConstants {
 ///   constants  as above
 ///   factors    fp16 B fragments a group of 4 query heads: level 0 [slots][32][hi 4, lo 4], then
 ///              [terms - slots][32][4]. Column 2 h + e: head h, degree 2 level + e
-///   queries    fp16 [direct units][32][8]: lane 4 column + t holds blocks t and t + 4 as (x, y), then (y, -x)
+///   queries    fp16 [direct units][32][8]: lane 4 column + t holds blocks t and t + 4 as (x, y), then (y,
+///   -x)
 struct MeanShared {
   int constants, factors, group_bytes, queries, bytes;
   static constexpr MeanShared For(int head_dim, bool few, int direct_units) {
@@ -71,9 +83,9 @@ struct MeanShared {
   }
 };
 
-/// What a tile has in shared memory, in 32-bit words: the series' coefficients, two half tiles x query heads x 8
-/// words of two degrees, as a B operand wants them; 4 words that spread tiles over the banks; of each direct
-/// unit the phases, two half tiles x 4 x (blocks t, t + 4).
+/// What a tile has in shared memory, in 32-bit words: the series' coefficients, two half tiles x query heads
+/// x 8 words of two degrees, as a B operand wants them; 4 words that spread tiles over the banks; of each
+/// direct unit the phases, two half tiles x 4 x (blocks t, t + 4).
 constexpr int CoefficientWords(bool few) { return 2 * (few ? 4 : 8) * 8; }
 constexpr int MeanTileWords(bool few, int direct_units) {
   return CoefficientWords(few) + 4 + 16 * direct_units;

@@ -36,9 +36,9 @@ struct MeanFactors {
                                        int work_head) {
     const int g = threadIdx.x >> 2 & 7, warp = WarpIndex();
     const QueryRows rows = RowsOf(p, work_head);
-    const uint32_t* queries = reinterpret_cast<const uint32_t*>(p.queries) +
-                              (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) *
-                                  (kHeadDim / 2);
+    const uint32_t* queries =
+        reinterpret_cast<const uint32_t*>(p.queries) +
+        (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) * (kHeadDim / 2);
 #pragma unroll
     for (int i = 0; i < kTermsAWarp; ++i) {
       const int term = min(warp + i * kWarps, kTerms - 1);
@@ -133,21 +133,23 @@ struct BatchPhases {
   }
 
   /// Direct units' phases to where the tiles have them. to: of the batch's first tile
-  __device__ __forceinline__ void StoreDirect(const HeadHeader& header, uint32_t* to, int tile_words) const {
+  __device__ __forceinline__ void StoreDirect(const HeadHeader& header, int direct_units, uint32_t* to,
+                                              int tile_words) const {
     to += (threadIdx.x >> 2 & 7) * tile_words + 2 * (threadIdx.x & 3);
     const auto store = [to](int u, const uint4& phase) {
       *reinterpret_cast<uint2*>(to + 16 * u) = make_uint2(phase.x, phase.z);
       *reinterpret_cast<uint2*>(to + 16 * u + 8) = make_uint2(phase.y, phase.w);
     };
-    if (header.direct_units > 0) store(0, direct);
+    if (direct_units > 0) store(0, direct);
 #pragma unroll 1
-    for (int u = 1; u < header.direct_units; ++u) {
+    for (int u = 1; u < direct_units; ++u) {
       store(u, __ldg(row + header.direct_unit[u] * kUnitQuads));
     }
   }
 };
 
-__device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4& a, uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4& a, uint32_t b0,
+                                          uint32_t b1) {
   if (from_zero) {
     MmaF16FromZero(d, a, b0, b1);
   } else {
@@ -199,8 +201,8 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld>
       if (s0 + i < kSlots) add_slot(s0 + i, a[i], a_low[i]);
     }
   }
-  // Words of B operands: pairs of halves 2 p, 2 p + 1 along the reduction, p = 0, 4, 1, 5, 2, 6, 3, 7. Pairs 0
-  // and 1 are degrees 0 and 1 as (high, low), pair p > 1 is level p - 1.
+  // Words of B operands: pairs of halves 2 p, 2 p + 1 along the reduction, p = 0, 4, 1, 5, 2, 6, 3, 7. Pairs
+  // 0 and 1 are degrees 0 and 1 as (high, low), pair p > 1 is level p - 1.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     uint32_t pair[8];

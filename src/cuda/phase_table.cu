@@ -1,12 +1,11 @@
 // See phase_table.h.
-#include "src/cuda/phase_table.h"
-
 #include <cuda_fp16.h>
 
 #include <cmath>
 #include <numbers>
 
 #include "src/cuda/launch.cuh"
+#include "src/cuda/phase_table.h"
 
 namespace blockgtq::cuda {
 namespace {
@@ -21,7 +20,8 @@ __global__ void __launch_bounds__(kThreads)
   const int block = static_cast<int>(i % blocks);
   const int64_t row = i / blocks;
   // Whole turns drop out; what is left is exact to 2^-43 turns at a million tokens.
-  const uint64_t turns = steps[block] * static_cast<uint64_t>(2 * kHalfTile * (first_row + row) + kHalfTile - 1);
+  const uint64_t turns =
+      steps[block] * static_cast<uint64_t>(2 * kHalfTile * (first_row + row) + kHalfTile - 1);
   double sine, cosine;
   sincospi(static_cast<double>(static_cast<int64_t>(turns)) * 0x1p-63, &sine, &cosine);
   const __half2 high = __floats2half2_rn(static_cast<float>(cosine), static_cast<float>(sine));
@@ -49,8 +49,8 @@ Status LaunchPhaseTable(const uint64_t* steps, int head_dim, int64_t first_tile,
   const int blocks = head_dim / 2;
   const int64_t count = 2 * tiles * blocks;
   if (count <= 0) return Status::Ok();
-  return Launch("phases of a key mean", PhaseTableKernel, (count + kThreads - 1) / kThreads, kThreads, 0, false,
-                stream, steps, blocks, 2 * first_tile, count, reinterpret_cast<__half2*>(table));
+  return Launch("phases of a key mean", PhaseTableKernel, (count + kThreads - 1) / kThreads, kThreads, 0,
+                false, stream, steps, blocks, 2 * first_tile, count, reinterpret_cast<__half2*>(table));
 }
 
 }  // namespace blockgtq::cuda

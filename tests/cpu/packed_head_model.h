@@ -22,6 +22,7 @@ struct HeadSpec {
   int value_width = 3;
   std::vector<int> mean_units;
   NormType norm_type = NormType::kLog8;
+  float mean_size = 3.0f;  // standard deviation of the mean's entries
 };
 
 inline GroupPlan MakeGroup(int code_width, int first_unit, int dims) {
@@ -71,7 +72,8 @@ inline HeadPlan MakeHeadPlan(const HeadSpec& spec, uint64_t seed) {
   if (!spec.mean_units.empty()) {
     plan.key_mean.assign(dim, 0.0f);
     for (int u : spec.mean_units) {
-      for (int d = 16 * u; d < std::min(16 * u + 16, dim); ++d) plan.key_mean[d] = 3.0f * normal(random);
+      for (int d = 16 * u; d < std::min(16 * u + 16, dim); ++d)
+        plan.key_mean[d] = spec.mean_size * normal(random);
     }
   }
   return plan;

@@ -89,7 +89,8 @@ struct DeviceTable {
   DeviceArray<uint8_t> mean_constants;
 };
 
-/// The phases of key means for positions [first_position, first_position + tokens), the first a multiple of 64.
+/// The phases of key means for positions [first_position, first_position + tokens), the first a multiple
+/// of 64.
 struct DevicePhases {
   DevicePhases(const RopeConfig& rope, int64_t first_position, int64_t tokens)
       : phases((tokens + kTileTokens - 1) / kTileTokens * PhaseBytes(rope.head_dim) / sizeof(uint16_t)) {

@@ -1,0 +1,371 @@
+// A batch of packed sequences on host and device, its launch, and its comparison with double precision: what
+// the tests of decode attention share.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/cache/kv_cache.h"
+#include "src/cuda/decode_attention.h"
+#include "tests/cpu/packed_head_model.h"
+#include "tests/cuda/decode_reference.h"
+#include "tests/cuda/device_array.h"
+#include "tests/cuda/harness.h"
+
+namespace blockgtq::cuda {
+
+inline constexpr double kRoundedTolerance = 1e-3;  // against the reference that rounds as the kernel does
+// Against exact attention: u8 probabilities alone, or int8 queries too (more than 4 query heads a KV head).
+inline constexpr double kExactTolerance16BitQueries = 8e-3, kExactTolerance8BitQueries = 2.5e-2;
+
+using cpu::HeadSpec;
+using Groups = std::vector<std::pair<int, int>>;  // (code width, dims)
+
+struct Case {
+  std::string name;
+  int head_dim = 128, query_heads = 4;
+  std::vector<HeadSpec> heads = {};
+  std::vector<int64_t> coded = {};  // a sequence
+  int sinks = 0;
+  std::vector<int64_t> recent = {};  // fp16 tokens after the coded ones; empty: no exact part
+  float query_size = 2.0f;
+  int processors = 0;            // 0: the device's
+  int64_t expected_tokens = -1;  // -1: the longest
+  // Rotation: records of any position, as if their first token had this one (a multiple of 64).
+  RopeConfig rope = {};  // head_dim 0: MakeRope's
+  int64_t first_position = 0;
+  // A configuration by force, where warps > 0.
+  int warps = 0;
+  bool split_tiles = false;
+  int stages = 3, cluster_blocks = 1, workers = 1;
+};
+
+struct Error {
+  double square = 0, size = 0;
+  void Add(const std::vector<double>& reference, const uint16_t* out) {
+    for (size_t i = 0; i < reference.size(); ++i) {
+      const double difference = HalfToFloat(out[i]) - reference[i];
+      square += std::isfinite(difference) ? difference * difference : 1e30;
+      size += reference[i] * reference[i];
+    }
+  }
+  double relative() const { return std::sqrt(square / std::max(size, 1e-30)); }
+};
+
+// A batch on host and device, ready to launch.
+class Fixture {
+ public:
+  explicit Fixture(const Case& c, const DeviceLimits& device)
+      : c_(c), rope_(c.rope.head_dim > 0 ? c.rope : cpu::MakeRope(c.head_dim)) {
+    const int64_t batch = c.coded.size();
+    std::mt19937 random(7);
+    for (size_t h = 0; h < c.heads.size(); ++h) plans_.push_back(cpu::MakeHeadPlan(c.heads[h], 100 + 10 * h));
+    int64_t longest = 1;
+    for (int64_t b = 0; b < batch; ++b) {
+      lengths_.push_back(static_cast<int32_t>(c.coded[b] + (c.recent.empty() ? 0 : c.recent[b])));
+      coded_.push_back(static_cast<int32_t>(c.coded[b]));
+      longest = std::max<int64_t>(longest, lengths_.back());
+    }
+    rope_.Reserve(longest);
+    std::vector<std::future<cpu::Sequence>> made;
+    for (int64_t b = 0; b < batch; ++b) {
+      for (size_t h = 0; h < plans_.size(); ++h) {
+        made.push_back(std::async(std::launch::async, [this, b, h] {
+          return cpu::MakeSequence(plans_[h], rope_, lengths_[b], 1000 + 97 * b + h);
+        }));
+      }
+    }
+    for (auto& m : made) sequences_.push_back(m.get());
+
+    DecodeShape shape;
+    shape.batch = static_cast<int>(batch);
+    shape.kv_heads = static_cast<int>(plans_.size());
+    shape.head_dim = c.head_dim;
+    shape.query_heads = c.query_heads;
+    shape.expected_tokens = c.expected_tokens >= 0 ? c.expected_tokens : longest;
+    shape.has_exact = !c.recent.empty();
+    for (int64_t b = 0; b < batch && shape.has_exact; ++b) {
+      shape.window_tiles = std::max<int>(shape.window_tiles, (lengths_[b] + 63) / 64 - coded_[b] / 64 + 1);
+    }
+    const HeadTraits traits = Require(TraitsOf(plans_, rope_.config()), "traits");
+    const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
+    DeviceLimits limits = device;
+    if (c.processors > 0) {
+      limits = {};
+      limits.processors = c.processors;
+      limits.shared_bytes = device.shared_bytes;
+    }
+    config_ =
+        c.warps == 0
+            ? Require(ConfigureDecode(shape, traits, limits), "configuration")
+            : Require(ConfigureDecodeAs(shape, traits, limits, {c.warps, false, false, c.split_tiles, false},
+                                        c.stages, c.cluster_blocks, c.workers),
+                      "configuration");
+    table_ = std::make_unique<DeviceTable>(table);
+    if (traits.mean_units > 0)
+      phases_ = std::make_unique<DevicePhases>(rope_.config(), c.first_position, longest);
+    MakePool(table, random);
+    if (shape.has_exact) MakeExact(shape);
+
+    queries_ = cpu::Normals(batch * plans_.size() * c.query_heads * c.head_dim, c.query_size, 5);
+    std::vector<uint16_t> halves;
+    for (float& q : queries_) {
+      halves.push_back(FloatToHalf(q));
+      q = HalfToFloat(halves.back());
+    }
+    device_queries_ = DeviceArray<uint16_t>(halves);
+    out_ = DeviceArray<uint16_t>(halves.size());
+    coded_end_ = DeviceArray<int32_t>(coded_);
+    device_lengths_ = DeviceArray<int32_t>(lengths_);
+    scratch_ = DeviceArray<uint8_t>(config_.scratch_bytes);
+    scratch_.Fill(0xff);
+    BindDecode(config_, scratch_.data(), params_);
+    table_->Bind(params_);
+    if (phases_ != nullptr) params_.phases = phases_->phases.data();
+    params_.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(c.head_dim)));
+    params_.coded_end = coded_end_.data();
+    params_.length = device_lengths_.data();
+    params_.sinks = c.sinks;
+    params_.queries = device_queries_.data();
+    params_.out = out_.data();
+  }
+
+  const DecodeConfig& config() const { return config_; }
+  void Launch(cudaStream_t stream) {
+    Require(LaunchDecodeSchedule(config_, params_, stream), "schedule");
+    Require(LaunchDecodeAttention(config_, params_, false, stream), "attention");
+  }
+  std::vector<uint16_t> Run() {
+    out_.Fill(0xff);
+    Launch(nullptr);
+    Require(cudaDeviceSynchronize(), "run");
+    return out_.Download();
+  }
+  /// Launches attention twice, the second while the first ends, each with an output of its own.
+  std::pair<std::vector<uint16_t>, std::vector<uint16_t>> RunOverlapped() {
+    DeviceArray<uint16_t> second_out(out_.size());
+    out_.Fill(0xff);
+    second_out.Fill(0xff);
+    DecodeParams second = params_;
+    second.out = second_out.data();
+    Launch(nullptr);
+    Require(LaunchDecodeAttention(config_, second, true, nullptr), "attention behind attention");
+    Require(cudaDeviceSynchronize(), "run");
+    return {out_.Download(), second_out.Download()};
+  }
+  void SetCoded(const std::vector<int32_t>& coded) { coded_end_.Upload(coded); }
+  void PoisonOutput() { out_.Fill(0xff); }
+  std::vector<uint16_t> Output() const { return out_.Download(); }
+
+  // Compares `out` with both references and with reference::Attention.
+  void Compare(const std::vector<uint16_t>& out) {
+    const std::vector<uint8_t> blocks = scratch_.Download();  // query blocks come first
+    struct Outcome {
+      Error rounded, exact;
+      double query_distance = 0, reference_gap = 0;
+    };
+    std::vector<std::future<Outcome>> work;
+    for (size_t pair = 0; pair < sequences_.size(); ++pair) {
+      work.push_back(std::async(std::launch::async, [&, pair] {
+        Outcome o;
+        const size_t h = pair % plans_.size(), b = pair / plans_.size();
+        const HeadReference reference(plans_[h], rope_, c_.first_position);
+        for (int column = 0; column < c_.query_heads; ++column) {
+          const size_t at = (pair * c_.query_heads + column) * c_.head_dim;
+          // The query block is of the head's part.
+          const size_t part = pair * config_.head_parts + column / config_.part_heads;
+          const std::vector<double> q(&queries_[at], &queries_[at] + c_.head_dim);
+          const PreparedQuery prepared =
+              ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads,
+                             column % config_.part_heads, blocks.data() + part * config_.query_layout.bytes);
+          o.query_distance =
+              std::max(o.query_distance,
+                       reference.QueryDistance(q, params_.logit_scale, config_.variant.few_heads, prepared));
+          std::vector<double> rounded, exact;
+          double log_rounded = reference.Attend(q, params_.logit_scale, &prepared, sequences_[pair].records,
+                                                c_.sinks, coded_[b], rounded, config_.rounding_tokens());
+          double log_exact;
+          if (c_.first_position == 0) {  // the definition: the codec's own reference
+            std::vector<float> defined(c_.head_dim);
+            float lse;
+            reference::Attention(plans_[h], RecordLayout::For(plans_[h]), rope_, &queries_[at],
+                                 sequences_[pair].records, c_.sinks, coded_[b],
+                                 static_cast<float>(1 / std::sqrt(double(c_.head_dim))), defined.data(),
+                                 &lse);
+            exact.assign(defined.begin(), defined.end());
+            log_exact = double{lse} * 1.4426950408889634;
+          } else {
+            log_exact = reference.Attend(q, params_.logit_scale, nullptr, sequences_[pair].records, c_.sinks,
+                                         coded_[b], exact);
+          }
+          std::vector<double> tokens;
+          const double log_tokens = ExactTokens(q, pair, b, tokens);
+          MergeAttention(rounded, log_rounded, tokens, log_tokens);
+          MergeAttention(exact, log_exact, tokens, log_tokens);
+          o.rounded.Add(rounded, &out[at]);
+          o.exact.Add(exact, &out[at]);
+        }
+        return o;
+      }));
+    }
+    Error rounded, exact;
+    double distance = 0;
+    for (auto& w : work) {
+      const Outcome o = w.get();
+      rounded.square += o.rounded.square, rounded.size += o.rounded.size;
+      exact.square += o.exact.square, exact.size += o.exact.size;
+      distance = std::max(distance, o.query_distance);
+    }
+    const DecodeVariant& v = config_.variant;
+    std::printf("%-46s %2d warps x%d, %dx%d%s%s%s%s  rounded %.1e  exact %.1e  query %.2f\n", c_.name.c_str(),
+                v.warps, config_.stages, config_.workers, config_.cluster_blocks, v.few_heads ? " few" : "",
+                v.mean ? " mean" : "", v.split_tiles ? " split" : "", v.warp_workers ? " own" : "",
+                rounded.relative(), exact.relative(), distance);
+    std::fflush(stdout);
+    Check(rounded.relative() <= kRoundedTolerance, c_.name + ": differs from the rounded reference");
+    Check(exact.relative() <= (v.few_heads ? kExactTolerance16BitQueries : kExactTolerance8BitQueries),
+          c_.name + ": differs from exact attention");
+    Check(distance <= 1.03, c_.name + ": a query is not rounded to the nearest step");
+  }
+
+ private:
+  void MakePool(const HeadTable& table, std::mt19937& random) {
+    const size_t lead = 48;  // other layers' bytes ahead of this one's
+    const int64_t page_bytes = table.layer_bytes + 2 * lead;
+    int64_t pages = 0, max_pages = 1;
+    for (int32_t n : lengths_)
+      pages += (n + 63) / 64, max_pages = std::max<int64_t>(max_pages, (n + 63) / 64);
+    std::vector<int32_t> order(pages), tables(lengths_.size() * max_pages, 0);
+    for (int64_t i = 0; i < pages; ++i) order[i] = static_cast<int32_t>(i);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<uint8_t> pool(std::max<int64_t>(pages, 1) * page_bytes);
+    for (uint8_t& byte : pool) byte = static_cast<uint8_t>(random());
+    int64_t next = 0;
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      for (int64_t j = 0; j < (lengths_[b] + 63) / 64; ++j) {
+        const int32_t page = order[next++];
+        tables[b * max_pages + j] = page;
+        for (size_t h = 0; h < plans_.size(); ++h) {
+          const auto& record = sequences_[b * plans_.size() + h].storage[j];
+          std::memcpy(&pool[page * page_bytes + lead + table.heads[h].header.record_offset], record.data(),
+                      record.size());
+        }
+      }
+    }
+    pool_ = DeviceArray<uint8_t>(pool);
+    block_table_ = DeviceArray<int32_t>(tables);
+    params_.pool = pool_.data() + lead;
+    params_.page_bytes = page_bytes;
+    params_.block_table = block_table_.data();
+    params_.max_pages = max_pages;
+  }
+
+  // Tiles as src/cache/kv_cache.h lays them out, of two layers; the layer under test is the second.
+  void MakeExact(const DecodeShape& shape) {
+    const int dim = c_.head_dim, batch = shape.batch, sink_tokens = (c_.sinks + 15) / 16 * 16;
+    const int64_t sink_bytes = ExactTileBytes(true, dim, sink_tokens),
+                  tile_bytes = ExactTileBytes(true, dim, 64);
+    const int64_t window_layer = int64_t{shape.kv_heads} * shape.window_tiles * tile_bytes,
+                  sink_layer = shape.kv_heads * sink_bytes;
+    params_.sink_tile_tokens = sink_tokens;
+    params_.window_offset = window_layer;
+    params_.sink_offset = 2 * window_layer + sink_layer;
+    const auto store = [&](uint16_t* tile, int tokens, const cpu::Sequence& s, int64_t t) {
+      const int64_t slot = t % 64;
+      for (int d = 0; d < dim; ++d) {
+        tile[d * tokens + slot] = FloatToHalf(s.keys[t * dim + d]);
+        tile[dim * tokens + slot * dim + d] = FloatToHalf(s.values[t * dim + d]);
+      }
+    };
+    std::vector<const uint8_t*> rows;
+    for (int b = 0; b < batch; ++b) {
+      std::vector<uint16_t> exact(static_cast<size_t>(window_layer + sink_layer), 0x7e00);  // NaN; 2 layers
+      for (int h = 0; h < shape.kv_heads; ++h) {
+        const cpu::Sequence& s = sequences_[b * shape.kv_heads + h];
+        for (int64_t t = 0; t < std::min<int64_t>(c_.sinks, lengths_[b]); ++t) {
+          store(&exact[(params_.sink_offset + h * sink_bytes) / 2], sink_tokens, s, t);
+        }
+        for (int64_t t = coded_[b]; t < lengths_[b]; ++t) {
+          const int64_t ring = t / 64 % shape.window_tiles;
+          store(&exact[(params_.window_offset + (h * shape.window_tiles + ring) * tile_bytes) / 2], 64, s, t);
+        }
+      }
+      exact_.emplace_back(exact);
+      rows.push_back(reinterpret_cast<const uint8_t*>(exact_.back().data()));
+    }
+    exact_rows_ = DeviceArray<const uint8_t*>(rows);
+    params_.exact = exact_rows_.data();
+  }
+
+  double ExactTokens(const std::vector<double>& q, size_t pair, size_t b, std::vector<double>& out) const {
+    const int dim = c_.head_dim;
+    out.assign(dim, 0.0);
+    if (c_.recent.empty()) return -INFINITY;
+    std::vector<std::pair<int64_t, double>> logits;
+    double top = -INFINITY, total = 0;
+    for (int64_t t = 0; t < lengths_[b]; ++t) {
+      if (t >= c_.sinks && t < coded_[b]) continue;
+      double logit = 0;
+      for (int d = 0; d < dim; ++d) logit += q[d] * ThroughHalf(sequences_[pair].keys[t * dim + d]);
+      logits.emplace_back(t, logit * params_.logit_scale);
+      top = std::max(top, logits.back().second);
+    }
+    for (const auto& [t, logit] : logits) {
+      const double w = std::exp2(logit - top);
+      total += w;
+      for (int d = 0; d < dim; ++d) out[d] += w * ThroughHalf(sequences_[pair].values[t * dim + d]);
+    }
+    for (double& x : out) x /= total > 0 ? total : 1;
+    return logits.empty() ? -INFINITY : top + std::log2(total);
+  }
+
+  Case c_;
+  RopeTable rope_;
+  std::vector<HeadPlan> plans_;
+  std::vector<int32_t> lengths_, coded_;
+  std::vector<cpu::Sequence> sequences_;  // [batch * heads]
+  std::vector<float> queries_;
+  DecodeConfig config_;
+  DecodeParams params_{};
+  std::unique_ptr<DeviceTable> table_;
+  std::unique_ptr<DevicePhases> phases_;  // where some head has a mean
+  DeviceArray<uint8_t> pool_, scratch_;
+  DeviceArray<int32_t> block_table_, coded_end_, device_lengths_;
+  DeviceArray<uint16_t> device_queries_, out_;
+  std::vector<DeviceArray<uint16_t>> exact_;  // [batch]
+  DeviceArray<const uint8_t*> exact_rows_;
+};
+
+inline void RunCase(const Case& c, const DeviceLimits& limits, bool overlapped) {
+  Fixture fixture(c, limits);
+  const std::vector<uint16_t> first = fixture.Run(), second = fixture.Run();
+  Check(first == second, c.name + ": two runs differ");
+  if (overlapped) {
+    const auto [ahead, behind] = fixture.RunOverlapped();
+    Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
+    Check(behind == first, c.name + ": a run that overlaps the one ahead of it differs");
+  }
+  fixture.Compare(first);
+}
+
+inline HeadSpec Head(int head_dim, Groups groups, int value_width = 3, std::vector<int> mean = {}) {
+  HeadSpec spec;
+  spec.head_dim = head_dim;
+  spec.groups = std::move(groups);
+  spec.value_width = value_width;
+  spec.mean_units = std::move(mean);
+  return spec;
+}
+inline const Groups k432 = {{4, 32}, {3, 64}, {2, 32}};
+inline const Groups k8432 = {{8, 16}, {4, 48}, {3, 32}, {2, 32}};
+inline const Groups k5432 = {{5, 16}, {4, 16}, {3, 48}, {2, 48}};
+inline const std::vector<int> kWholeMean = {0, 1, 2, 3, 4, 5, 6, 7};
+
+}  // namespace blockgtq::cuda
