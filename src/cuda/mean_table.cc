@@ -38,6 +38,10 @@ int LevelsOf(int head_dim, int slot) {
   return levels;
 }
 
+bool Contains(const std::vector<int>& list, int x) {
+  return std::find(list.begin(), list.end(), x) != list.end();
+}
+
 // mu of a block, with the factor that rotation multiplies it by.
 std::complex<double> BlockMean(const HeadPlan& plan, const RopeConfig& rope, int block) {
   const double factor = 2 * block < rope.rotary_dims ? rope.attention_factor : 1.0;
@@ -92,8 +96,9 @@ void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanU
         for (int t = 0; t < 4; ++t) {
           for (int half = 0; half < 2; ++half) {
             std::complex<double> term = 0;
-            if (slot < units.series_units) {  // the mean is zero where there is none
-              const int block = kMeanUnitBlocks * (units.series_first + slot) + t + 4 * half;
+            const int unit = units.series_first + slot;
+            if (slot < units.series_units && !Contains(units.direct, unit)) {
+              const int block = kMeanUnitBlocks * unit + t + 4 * half;  // mu is zero where no mean is removed
               term = BlockMean(plan, rope, block) * turn * (degree == 0 ? 1.0 : 2.0) *
                      std::cyl_bessel_j(degree, kRadius * frequencies[block]);
             }

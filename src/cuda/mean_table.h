@@ -12,7 +12,8 @@ namespace blockgtq::cuda {
 
 /// A head's mean units by the way in which they are added (mean_layout.h).
 struct MeanUnits {
-  int series_first = 0, series_units = 0;  // a range, in which units without a mean count as zero
+  int series_first = 0,
+      series_units = 0;  // a range; direct units in it and those without a mean count as zero
   std::vector<int> direct;
 };
 /// Decided by the frequencies that the model really has: the series takes every unit whose degrees it offers,
