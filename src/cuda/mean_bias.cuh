@@ -89,33 +89,37 @@ class MeanBias {
 
   /// Before the first tile. Every thread of the block calls it.
   __device__ __forceinline__ void Begin() {
-    const int warp = WarpIndex();
-    if (!Shared()) {
-      Compute(at_, 0, kGroups);
-      __syncwarp();
-      return;
-    }
-    // A short segment: the warps share the work. Tile i of the block is i-th in shared memory.
+    // A short segment: the warps share its batches, each for 4 heads. Tile i of the block is i-th in shared
+    // memory. Otherwise a warp starts with its own first batch.
+    const bool shared = Shared();
+    const int warp = WarpIndex(), step = shared ? kWarps : 1, end = shared ? Tasks() : kGroups;
 #pragma unroll 1
-    for (int task = warp; task < Tasks(); task += kWarps) {
-      if (task != warp) phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(task / kGroups));
-      Compute(Slot(task / kGroups), task % kGroups, task % kGroups + 1);
+    for (int task = shared ? warp : 0; task < end; task += step) {
+      const int batch = task / kGroups, group = task % kGroups;
+      if (shared && task != warp) phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(batch));
+      Compute(Slot(shared ? batch : warp), group);
     }
-    __syncthreads();
+    if (shared) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
   }
 
   /// logit: becomes the bias of one tile, as AttendTile has its logits.
   __device__ __forceinline__ void Add(float (&logit)[2 * kBlocks * kHeads], int tile, int block) {
-    if (left_ == 0) {
+    if (__builtin_expect(left_ == 0, 0)) {
       at_ = Slot(WarpIndex());
       left_ = kBatchTiles;
       phases_.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * i; });
       __syncwarp();
-      Compute(at_, 0, kGroups);
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) Compute(at_, group);
       __syncwarp();
     }
     float c[kProducts][kRows][4];
-    if (series_ > 0 && direct_ == 1) {  // the whole mean, mostly: everything is on its way at once
+    if (__builtin_expect(series_ > 0 && direct_ == 1,
+                         1)) {  // the whole mean, mostly: everything is on its way at once
       DirectUnit unit = LoadDirect(0, block);
       AddSeries(c, block);
       AddDirect(c, unit);
@@ -227,17 +231,14 @@ class MeanBias {
     const __half2 z = WordHalves(phase);
     return HalfWord(__hfma2(WordHalves(xy), __low2half2(z), __hmul2(WordHalves(yx), __high2half2(z))));
   }
-  /// What a batch's tiles have, from the phases loaded.
-  __device__ __forceinline__ void Compute(uint32_t* to, int first_group, int end_group) const {
+  /// What a batch's tiles have for 4 heads, from the phases loaded.
+  __device__ __forceinline__ void Compute(uint32_t* to, int group) const {
     const int tile_words = TileWords();
-    if (first_group == 0) phases_.StoreDirect(*header_, direct_, to + CoefficientWords(kFew) + 4, tile_words);
+    if (group == 0) phases_.StoreDirect(*header_, direct_, to + CoefficientWords(kFew) + 4, tile_words);
     if (series_ == 0) return;
     const MeanShared layout = Factors::Layout(p);
-#pragma unroll 1
-    for (int group = first_group; group < end_group; ++group) {
-      ComputeSeries<kHeadDim, kFew>(phases_, series_, shared_ + layout.factors + group * layout.group_bytes,
-                                    group, to, tile_words);
-    }
+    ComputeSeries<kHeadDim, kFew>(phases_, series_, shared_ + layout.factors + group * layout.group_bytes,
+                                  group, to, tile_words);
   }
 
   const DecodeParams& p;

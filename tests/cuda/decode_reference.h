@@ -15,11 +15,9 @@
 #include "src/core/half.h"
 #include "src/core/rope.h"
 #include "src/cuda/decode_params.h"
-#include "src/cuda/mean_table.h"
+#include "tests/cuda/mean_reference.h"
 
 namespace blockgtq::cuda {
-
-inline double ThroughHalf(double x) { return HalfToFloat(FloatToHalf(static_cast<float>(x))); }
 
 /// One KV head's query as the kernel prepared it, in rotated space and integer steps.
 struct PreparedQuery {
@@ -60,14 +58,8 @@ struct HeadReference {
   const RopeTable& rope;
   const int64_t first_position;  // of the records; a multiple of 64
 
-  const MeanUnits mean;
-
   HeadReference(const HeadPlan& p, const RopeTable& r, int64_t first = 0)
-      : plan(p),
-        layout(RecordLayout::For(p)),
-        rope(r),
-        first_position(first),
-        mean(SplitMeanUnits(p, r.config())) {}
+      : plan(p), layout(RecordLayout::For(p)), rope(r), first_position(first) {}
 
   /// (T^-T) q with the transform in fp16, as the kernel reads it; without the logit scale.
   std::vector<double> RotatedQuery(const std::vector<double>& query) const {
@@ -110,6 +102,7 @@ struct HeadReference {
     out.assign(plan.head_dim, 0.0);
     if (begin >= end) return -INFINITY;
     const std::vector<double> exact_query = RotatedQuery(query);
+    RoundedMean rounded_mean(plan, rope, query, logit_scale, first_position);
     std::vector<double> sum(plan.head_dim, 0.0);
     double largest = -INFINITY, total = 0;
     for (int64_t token = begin / rounding_tokens * rounding_tokens; token < end; token += rounding_tokens) {
@@ -122,7 +115,8 @@ struct HeadReference {
       for (int t = first; t < last; ++t) {
         logit[t] = (prepared ? RoundedLogit(*prepared, record, t)
                              : ExactLogit(exact_query, record, t) * logit_scale) +
-                   MeanLogit(query, logit_scale, prepared != nullptr, tile * kPageTokens + t);
+                   (prepared ? rounded_mean.At(tile * kPageTokens + t)
+                             : ExactMean(query, logit_scale, tile * kPageTokens + t));
         log_norm[t] = (std::to_integer<int>(record[layout.value_norm + NormSlot(t)]) - 128) / 32.0;
         top = std::max(top, logit[t] + log_norm[t]);
       }
@@ -205,40 +199,18 @@ struct HeadReference {
     }
     return logit;
   }
-  double MeanLogit(const std::vector<double>& query, double logit_scale, bool rounded, int64_t token) const {
+  double ExactMean(const std::vector<double>& query, double logit_scale, int64_t token) const {
     double logit = 0;
     for (int unit : plan.mean_units) {
-      const bool in_fp16 =
-          rounded && std::find(mean.direct.begin(), mean.direct.end(), unit) != mean.direct.end();
       for (int block = kMeanUnitBlocks * unit; block < kMeanUnitBlocks * (unit + 1); ++block) {
-        logit += in_fp16 ? RoundedMean(query, logit_scale, block, token)
-                         : ExactMean(query, block, token) * logit_scale;
+        const double angle = static_cast<double>(first_position + token) * rope.frequencies()[block];
+        const double m0 = plan.key_mean[2 * block], m1 = plan.key_mean[2 * block + 1];
+        const double factor = 2 * block < rope.config().rotary_dims ? rope.config().attention_factor : 1.0;
+        logit += factor * (query[2 * block] * (m0 * std::cos(angle) - m1 * std::sin(angle)) +
+                           query[2 * block + 1] * (m0 * std::sin(angle) + m1 * std::cos(angle)));
       }
     }
-    return logit;
-  }
-  double Factor(int block) const {
-    return 2 * block < rope.config().rotary_dims ? rope.config().attention_factor : 1.0;
-  }
-  double ExactMean(const std::vector<double>& query, int block, int64_t token) const {
-    const double angle = static_cast<double>(first_position + token) * rope.frequencies()[block];
-    const double m0 = plan.key_mean[2 * block], m1 = plan.key_mean[2 * block + 1];
-    return Factor(block) * (query[2 * block] * (m0 * std::cos(angle) - m1 * std::sin(angle)) +
-                            query[2 * block + 1] * (m0 * std::sin(angle) + m1 * std::cos(angle)));
-  }
-  // What the kernel adds directly: the query is turned back to the middle of its 32 tokens in fp16 and
-  // multiplied with the mean turned on from there, in fp16 too.
-  double RoundedMean(const std::vector<double>& query, double logit_scale, int block, int64_t token) const {
-    const double theta = rope.frequencies()[block], centre = (first_position + token) / 32 * 32 + 15.5;
-    const double cosine = ThroughHalf(std::cos(centre * theta)), sine = ThroughHalf(std::sin(centre * theta));
-    const double q0 = ThroughHalf(query[2 * block] * logit_scale),
-                 q1 = ThroughHalf(query[2 * block + 1] * logit_scale);
-    const double b0 = ThroughHalf(q0 * cosine + ThroughHalf(q1 * sine)),
-                 b1 = ThroughHalf(q1 * cosine - ThroughHalf(q0 * sine));
-    const double angle = (static_cast<double>(first_position + token) - centre) * theta;
-    const double m0 = plan.key_mean[2 * block], m1 = plan.key_mean[2 * block + 1];
-    return b0 * ThroughHalf(Factor(block) * (m0 * std::cos(angle) - m1 * std::sin(angle))) +
-           b1 * ThroughHalf(Factor(block) * (m0 * std::sin(angle) + m1 * std::cos(angle)));
+    return logit * logit_scale;
   }
 };
 
