@@ -77,8 +77,8 @@ struct QueryFragments {
   }
 };
 
-/// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes are
-/// ready after the next __syncthreads.
+/// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes
+/// are ready after the next __syncthreads.
 template <int kHeadDim, int kWarps, bool kFew>
 __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
                                                const QueryTransform<kHeadDim, kWarps>& transform,
