@@ -4,7 +4,7 @@
   bench/run_studies.py depth [--models smollm2-135m,...] [--depths 256,1024,4096,8192] [--texts 1]
   bench/run_studies.py calibration [--model smollm2-135m] [--corpora NAME=FILE,...]
 
-Writes bench/results/depth.json or calibration.json and their plots to docs/plots. With --work FOLDER a run that was
+Writes bench/results/depth.json or calibration.json and their plots to docs/images. With --work FOLDER a run that was
 stopped continues there. Depth: WikiText-2 test, strict, aligned with no buffer, sinks and the default window, and
 baselines with no buffer and the window. Calibration: WikiText-2 train, Northanger Abbey and blockgtq's own sources
 unless --corpora names others.
@@ -16,7 +16,7 @@ import tempfile
 
 import results
 
-PLOTS = results.ROOT / "docs/plots"
+PLOTS = results.ROOT / "docs/images"
 # Arguments of one depth-study each.
 DEPTH_RUNS = {
     "aligned": ["--recipes", "aligned", "-K", "3,2", "-V", "3,2", "--protection", "none,sinks,window"],
