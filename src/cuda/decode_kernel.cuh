@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       BarrierInit(full_barrier + 8 * i, 1);
-      if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam);
+      if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam * 32);
     }
   }
   BarrierInitFence();
@@ -209,9 +209,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       __syncwarp();
       if (kTeam == 1) {
         stream.Refill(stage);
-      } else {
-        if (lane == 0) BarrierArrive(empty_barrier + 8 * stage);
-        if (block16 == 0 && stream.HasNext()) {
+      } else if (first + step * (k + stages) < end) {  // refilled when the team's warps have read it
+        BarrierArrive(empty_barrier + 8 * stage);
+        if (block16 == 0) {
           BarrierWait(empty_barrier + 8 * stage, ring_phase);
           stream.Refill(stage);
         }

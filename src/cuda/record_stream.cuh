@@ -62,8 +62,6 @@ struct RecordStream {
     if (lane > 0 && lane < p.stages && bytes >= 0) Copy(lane);
   }
 
-  __device__ __forceinline__ bool HasNext() const { return first + step * next_copy < end; }
-
   /// Refills `stage`, which the warp has read.
   __device__ __forceinline__ void Refill(int stage) {
     if ((next_copy & 31) == 0) {
