@@ -78,8 +78,8 @@ def diagnose(arguments, work):
             for recipe, widths in done["mae_mean"].items():
                 rows += [{"recipe": recipe, "k_bits": float(bits), "equal_bytes": equal,
                           "simulated": done["simulated"][recipe],
-                          **{key: done[key][recipe][bits] for key in ("k_bytes_per_token_per_head", "mae_mean", "kl_mean",
-                                                                      "overlap_mean")}} for bits in widths]
+                          **{key: done[key][recipe][bits] for key in
+                             ("k_bytes_per_token_per_head", "mae_mean", "kl_mean", "overlap_mean")}} for bits in widths]
             wins += [{**win, "equal_bytes": equal} for win in done["wins"]]
         copy_plots(work / f"plots.{model}.False", f"diagnose-{model}-",
                    ("kl.svg", "overlap.svg", "fingerprint-aligned-K3.svg", "fingerprint-paper-K3.svg"))
@@ -116,8 +116,9 @@ def needle(arguments, work):
                  arguments.depths, "--trials", arguments.trials, *([] if arguments.chat else ["--no-chat"]),
                  *(["--strict"] if arguments.strict else []), "-o", out.with_suffix(".jsonl"), "--json", out], out)
             check_whole(done, work)
-            rows.append({"cache": name, **{key: done[key] for key in ("average", "average_ci_low", "average_ci_high", "samples",
-                                                                      "bytes_per_token_per_head", "simulated", "mode")},
+            rows.append({"cache": name,
+                         **{key: done[key] for key in ("average", "average_ci_low", "average_ci_high", "samples",
+                                                       "bytes_per_token_per_head", "simulated", "mode")},
                          "by_length": {str(length): mean_of_cells(done["tasks"], length)
                                        for length in map(int, arguments.lengths.split(","))}})
         write_models(arguments, "needle", {"model": model, "lengths": arguments.lengths, "depths": arguments.depths,
@@ -149,13 +150,13 @@ def calibration(arguments, work):
             path.write_bytes(pathlib.Path(file).read_bytes())
             texts.append(path)
     out = work / f"calibration.{arguments.model}.json"
-    needle = ["--needle-tasks", arguments.needle_tasks, "--needle-lengths", arguments.needle_lengths, "--needle-depths",
-              arguments.needle_depths, "--trials", arguments.trials]
-    done = results.run_json(
-        [*common(arguments, "calibrate-study", arguments.model), "--texts", ",".join(map(str, texts)), "--lengths", arguments.lengths, "--offsets",
-         arguments.offsets, "--seeds", arguments.seeds, "-K", "3,2", "-V", "3,2", "--protection", arguments.protection, "-f",
-         results.ROOT / "data/wikitext2_test.txt", "--chunks", arguments.chunks, *needle, "-o", out.with_suffix(".jsonl"),
-         "--plot", work / "plots.calibration", "--json", out], out)
+    asked = {"--texts": ",".join(map(str, texts)), "--lengths": arguments.lengths, "--offsets": arguments.offsets,
+             "--seeds": arguments.seeds, "-K": "3,2", "-V": "3,2", "--protection": arguments.protection,
+             "-f": results.ROOT / "data/wikitext2_test.txt", "--chunks": arguments.chunks,
+             "--needle-tasks": arguments.needle_tasks, "--needle-lengths": arguments.needle_lengths,
+             "--needle-depths": arguments.needle_depths, "--trials": arguments.trials, "-o": out.with_suffix(".jsonl"),
+             "--plot": work / "plots.calibration", "--json": out}
+    done = results.run_json([*common(arguments, "calibrate-study", arguments.model), *sum(map(list, asked.items()), [])], out)
     check_whole(done, work)
     copy_plots(work / "plots.calibration", f"calibration-{arguments.model}-")
     results.write(arguments.out or results.ROOT / "bench/results/calibration.json",
