@@ -155,6 +155,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                    static_cast<size_t>(kv_head) * p.max_mean_units * kMeanTableBytes,
                bytes, mean_barrier);
     }
+    const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
+    const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
+    ExactLoads<kHeadDim, kWarps> exact;
+    if (p.exact_tiles > 0) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
@@ -168,9 +172,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
     }
     if (p.exact_tiles > 0) {
-      const int sharers = span.y * blocks, index = (worker - span.x) * blocks + rank;
-      AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end,
-                                                 sharers - 1 - index, sharers,
+      AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end, length,
+                                                 first_exact, sharers, exact,
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
