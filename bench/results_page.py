@@ -112,7 +112,7 @@ def calibration_section(measured):
     samples = len(needle["tasks"]) * len(needle["lengths"]) * len(needle["depths"]) * needle["trials"]
     return f"""\
 ## What calibration changes
-{name}, `{measured['recipe']}`, {protection}, strict; mean +/- standard deviation over plans made of every combination of text, offset and length ([method](method.md#how-much-calibration-matters)). PPL and KLD over the second halves of {measured['windows']} windows of {measured['window']} of WikiText-2 test; needle: {samples} samples a plan ({", ".join(needle['tasks'])}; prompts of {", ".join(map(str, needle['lengths']))} tokens), so one answer moves a plan's score by {100 / samples:.0f} points. fp16 cache: PPL {measured['fp16']['ppl']:.2f}, needle {measured['fp16']['needle']:.1f}. `code` is blockgtq's own source. `bench/run_studies.py calibration`
+{name}, `{measured['recipe']}`, {protection}, strict; mean +/- standard deviation over plans made of every combination of text, offset and length ([method](method.md#how-much-calibration-matters)). PPL and KLD over the second halves of {measured['windows']} windows of {measured['window']} of WikiText-2 test; needle: {samples} samples a plan ({", ".join(needle['tasks'])}; prompts of {", ".join(map(str, needle['lengths']))} tokens), so one answer moves a plan's score by {100 / samples:.0f} points. fp16 cache: PPL {measured['fp16']['ppl']:.2f}, needle {measured['fp16']['needle']:.1f}. `code` is blockgtq's own source; needles are hidden in the novel. `bench/run_studies.py calibration`
 
 {calibration_table(measured)}
 

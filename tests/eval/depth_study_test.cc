@@ -175,6 +175,16 @@ TEST_F(DepthStudyTest, FiguresAreMeansOverAllTextsPositions) {
   EXPECT_EQ(DepthFiguresOf(samples, 0, options_, 2).status().code(), ErrorCode::kCorruptFile);
 }
 
+TEST_F(DepthStudyTest, BosTakesTheFirstPlaceOfEachText) {
+  const nlohmann::json plain = DepthJson(caches_, Run());
+  options_.bos = 77;
+  const nlohmann::json with_bos = DepthJson(caches_, Run());
+  EXPECT_NE(with_bos, plain);
+  options_.bos = -1;
+  tokens_[0] = tokens_[320] = 77;
+  EXPECT_EQ(DepthJson(caches_, Run()), with_bos);
+}
+
 TEST_F(DepthStudyTest, AStoppedStudyContinuesToTheSameFile) {
   const auto run = [&](bool stop_early) {
     std::atomic<bool> stop{false};
