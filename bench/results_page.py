@@ -5,6 +5,8 @@ Called by readme_tables.py.
 import results
 from results import markdown, number
 
+WINDOW = "4 sinks + 64 recent"  # the default protection, as depth-study names it
+
 
 def recipes_table(measured):
     table = []
@@ -75,6 +77,19 @@ def depth_table(model):
     return markdown(["cache", "exact tokens", "B a token a head", *(f"{d:,}" for d in depths)], table)
 
 
+def protection_text(model):
+    """What the default window leaves of the divergence without a buffer, at the first depth past it and the last."""
+    kld = {(r["cache"], r["protection"], r["depth"]): r["kld_mean"] for r in model["rows"]}
+    depths = [model["depths"][0], model["depths"][-1]]
+    parts = []
+    for cache in dict.fromkeys(r["cache"] for r in model["rows"]):
+        shares = [kld[cache, WINDOW, d] / kld[cache, "no buffer", d] for d in depths if (cache, WINDOW, d) in kld]
+        if shares:
+            parts.append(f"{cache} " + " and ".join(f"{100 * share:.0f}%" for share in shares))
+    return (f"Of the divergence without a buffer the window leaves, at {depths[0]:,} and {depths[1]:,} tokens: "
+            f"{'; '.join(parts)}.") if parts else ""
+
+
 def depth_section(measured):
     text = """\
 ## By depth
@@ -84,7 +99,7 @@ Mean KL divergence to the fp16 cache / same top token / relative error of attent
         widest = max(row["kld_se"] / row["kld_mean"] for row in model["rows"] if row["kld_mean"] > 1e-6)
         text += f"""
 ### {model["model"]}
-{model["span"]} positions of {model["texts"]} text{"s" if model["texts"] > 1 else ""} at each depth, so a KLD has a standard error of up to {100 * widest:.0f}% of itself; all caches see the same positions.
+{model["span"]} positions of {model["texts"]} text{"s" if model["texts"] > 1 else ""} at each depth, so a KLD has a standard error of up to {100 * widest:.0f}% of itself; all caches see the same positions. {protection_text(model)}
 
 {depth_table(model)}
 
