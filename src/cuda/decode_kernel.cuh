@@ -136,6 +136,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     queries.Load(p, start.sequence, start.head);
   }
 
+  const TileConstants constants = TileConstants::Load();
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, mean_phase = 0;
 #pragma unroll 1
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
-    const SharedQuery shared_query = {query, p.query_layout.scale, p.query_layout.start};
+    const SharedQuery shared_query = {query, p.query_layout.scale, p.query_layout.offset};
     const SharedValues values = {header.value_codes, header.value_norms, header.value_width};
     const bool coded = coded_end > p.sinks;
 #pragma unroll 1
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       if (k == 0) stream.FillAfterFirst();
       if (coded) {
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
-            state, logit, ring + stage * p.stage_bytes, values, passes, shared_query, block16,
+            state, logit, constants, ring + stage * p.stage_bytes, values, passes, shared_query, block16,
             p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
       }
       __syncwarp();

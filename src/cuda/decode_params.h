@@ -16,6 +16,8 @@ inline constexpr int kMaxMeanUnits = 16;
 inline constexpr int kMaxPasses = 2 * kMaxGroups;
 inline constexpr int kMeanTableBytes = 2048;  // a mean unit's part of mean_fragments
 inline constexpr int kMaxClusterBlocks = 16;
+/// A 32nd of ByteAt15() (attention_tile.cuh), 2^15 + norm byte, is this + log2(norm / its reference).
+inline constexpr float kNormExponentBias = 1028.0f;
 
 /// Key units of a head, padding included: all groups but one may have one that is not full.
 constexpr int MaxKeyUnits(int head_dim) { return head_dim / kUnitWidth + kMaxGroups - 1; }
@@ -58,10 +60,11 @@ struct alignas(16) DeviceHead {
 /// The prepared queries of one (sequence, KV head), as the attention kernel copies them to shared memory:
 ///   hi   u32 [units][32]   m16n8k16 B fragments: byte j of lane 4 c + t is dim 4 t + j of column c
 ///   lo   u32 [units][32]   absent with few heads
-///   scale f32 [passes][8], start i32 [passes][8], mean f32 [mean_units][32][4]
+///   scale f32 [passes][8], offset f32 [passes][8] that makes accumulators dot products, mean f32
+///   [mean_units][32][4]
 struct QueryBlockLayout {
   int32_t units, passes, mean_units;
-  int32_t lo, scale, start, mean, bytes;  // byte offsets; bytes is a multiple of 128
+  int32_t lo, scale, offset, mean, bytes;  // byte offsets; bytes is a multiple of 128
   static constexpr QueryBlockLayout For(int units, int mean_units, bool few_heads) {
     QueryBlockLayout l{};
     l.units = units;
@@ -69,8 +72,8 @@ struct QueryBlockLayout {
     l.passes = few_heads ? kMaxGroups : kMaxPasses;
     l.lo = 128 * units;
     l.scale = (few_heads ? 1 : 2) * 128 * units;
-    l.start = l.scale + 32 * l.passes;
-    l.mean = l.start + 32 * l.passes;
+    l.offset = l.scale + 32 * l.passes;
+    l.mean = l.offset + 32 * l.passes;
     l.bytes = (l.mean + 512 * mean_units + 127) / 128 * 128;
     return l;
   }

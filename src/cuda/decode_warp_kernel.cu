@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   load_queries();
   load_queries();
 
+  const TileConstants constants = TileConstants::Load();
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, segment = 0;
 #pragma unroll 1
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
     const SharedValues values = {head.header.value_codes, head.header.value_norms, kValueWidth};
     BarrierWait(query_barrier + 8 * (segment & 1), (segment >> 1) & 1);
     const SharedQuery query = {queries + (segment & 1) * layout.query_bytes, p.query_layout.scale,
-                               p.query_layout.start};
+                               p.query_layout.offset};
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
 #pragma unroll 1
@@ -84,8 +85,9 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
       if (coded_end > p.sinks) {
         float logit[8];
         AttendTile<kHeadDim, kFew, kValueWidth, 4, false>(
-            state, logit, ring + stage * p.stage_bytes, values, reinterpret_cast<const int4*>(head.passes),
-            query, 0, p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
+            state, logit, constants, ring + stage * p.stage_bytes, values,
+            reinterpret_cast<const int4*>(head.passes), query, 0, p.sinks - tile * kTileTokens,
+            coded_end - tile * kTileTokens);
       }
       __syncwarp();
       stream.Refill(stage);

@@ -9,7 +9,9 @@
 
 /// Declares `name`, the block's dynamic shared memory. A macro because the emulator, which has its own
 /// version of this header (tests/cuda/emulator), keeps a block's memory elsewhere.
-#define BGTQ_DYNAMIC_SHARED(type, alignment, name) extern __shared__ __align__(alignment) type name[]
+#define BGTQ_DYNAMIC_SHARED(type, alignment, name) \
+  extern __shared__ __align__(alignment)           \
+  type name[]
 
 namespace blockgtq::cuda {
 
