@@ -39,10 +39,10 @@ static __global__ void DealRecords(uint4* pool, size_t quads, int record_quads, 
 class PackedBench {
  public:
   PackedBench(const Shape& s, const DeviceLimits& limits)
-      : s_(s), processors_(limits.processors), rope_(cpu::MakeRope(kHeadDim)) {
+      : s_(s), processors_(limits.processors), rope_(cpu::MakeRope(s_.head_dim)) {
     cpu::HeadSpec spec;
-    spec.head_dim = kHeadDim;
-    spec.groups = {{4, 32}, {3, 64}, {2, 32}};
+    spec.head_dim = s_.head_dim;
+    spec.groups = {{4, s.head_dim / 4}, {3, s.head_dim / 2}, {2, s.head_dim / 4}};
     spec.value_width = 3;
     for (int u = 0; u < s.mean_units; ++u) spec.mean_units.push_back(u);
     plans_.assign(s.kv_heads, cpu::MakeHeadPlan(spec, 11));
@@ -51,7 +51,7 @@ class PackedBench {
     const HeadTable table = Require(BuildHeadTable(plans_, traits_, rope_.config()), "table");
 
     DecodeShape shape;
-    shape.batch = s.batch, shape.kv_heads = s.kv_heads, shape.head_dim = kHeadDim;
+    shape.batch = s.batch, shape.kv_heads = s.kv_heads, shape.head_dim = s_.head_dim;
     shape.query_heads = s.query_heads, shape.expected_tokens = s.context;
     config_ = Require(ConfigureDecode(shape, traits_, limits), "configuration");
 
@@ -71,7 +71,7 @@ class PackedBench {
                                reinterpret_cast<const uint4*>(device_templates.data()), kTemplatePages);
     Require(cudaDeviceSynchronize(), "records");
 
-    queries_ = cpu::Normals(static_cast<size_t>(s.batch) * s.kv_heads * s.query_heads * kHeadDim, 2.0f, 5);
+    queries_ = cpu::Normals(static_cast<size_t>(s.batch) * s.kv_heads * s.query_heads * s_.head_dim, 2.0f, 5);
     std::vector<uint16_t> halves;
     for (float& q : queries_) {
       halves.push_back(FloatToHalf(q));
@@ -92,7 +92,7 @@ class PackedBench {
       DecodeParams p{};
       BindDecode(config_, scratch_.data(), p);
       tables_.back()->Bind(p);
-      p.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(kHeadDim)));
+      p.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(s_.head_dim)));
       p.coded_end = coded_end_.data();
       p.queries = device_queries_.data();
       p.out = out_.data();
@@ -169,14 +169,14 @@ class PackedBench {
       for (int i = 0; i < 2 * s_.query_heads; ++i) {
         work.push_back(std::async(std::launch::async, [&, i] {
           const int column = i / 2;
-          const float* query = &queries_[(static_cast<size_t>(pair) * s_.query_heads + column) * kHeadDim];
+          const float* query = &queries_[(static_cast<size_t>(pair) * s_.query_heads + column) * s_.head_dim];
           // The query block is of the head's part.
           const size_t part = static_cast<size_t>(pair) * config_.head_parts + column / config_.part_heads;
           const PreparedQuery prepared =
               ReadQueryBlock(plans_[h], config_.query_layout, config_.variant.few_heads,
                              column % config_.part_heads, blocks.data() + part * config_.query_layout.bytes);
           std::vector<double> result;
-          (void)reference.Attend(std::vector<double>(query, query + kHeadDim), params_[0].logit_scale,
+          (void)reference.Attend(std::vector<double>(query, query + s_.head_dim), params_[0].logit_scale,
                                  i % 2 ? nullptr : &prepared, records, 0, s_.context, result,
                                  config_.rounding_tokens());
           return result;
@@ -184,8 +184,8 @@ class PackedBench {
       }
       for (int i = 0; i < 2 * s_.query_heads; ++i) {
         const std::vector<double> result = work[i].get();
-        const uint16_t* got = &out[(static_cast<size_t>(pair) * s_.query_heads + i / 2) * kHeadDim];
-        for (int d = 0; d < kHeadDim; ++d) {
+        const uint16_t* got = &out[(static_cast<size_t>(pair) * s_.query_heads + i / 2) * s_.head_dim];
+        for (int d = 0; d < s_.head_dim; ++d) {
           const double e = HalfToFloat(got[d]) - result[d];
           (i % 2 ? error_exact : error_rounded) += std::isfinite(e) ? e * e : 1e30;
           if (i % 2) size += result[d] * result[d];

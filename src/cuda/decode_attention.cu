@@ -28,6 +28,7 @@ DecodeKernelPointer FindKernel(const DecodeShape& shape, const HeadTraits& trait
     return fits && variant.warps == kWarpWorkerWarps ? WarpWorkerDecodeKernel() : nullptr;
   }
   if (shape.head_dim == 64) return DecodeKernel64(variant);
+  if (shape.head_dim == 256) return DecodeKernel256(variant);
   DecodeKernelPointer kernel = traits.value_width == 3 ? DecodeKernel128Value3(variant) : nullptr;
   return kernel ? kernel : DecodeKernel128(variant);
 }
@@ -114,7 +115,7 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
   config.cluster_blocks = split.blocks;
   return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 3, 1, limits)) ||
          (split.tiles_a_block > kFewTilesABlock && TryVariant(config, wide, 2, 2, limits)) ||
-         TryVariant(config, narrow, 3, 1, limits);
+         TryVariant(config, narrow, 3, 1, limits) || TryVariant(config, split_tiles, 3, 1, limits);
 }
 
 // The scratch's arrays one after another, each aligned; with a base of null, `end` is the size.
@@ -146,21 +147,21 @@ Status CheckShape(const DecodeShape& shape) {
   if (shape.batch < 1 || shape.kv_heads < 1 || shape.expected_tokens < 0 || shape.window_tiles < 0) {
     return Status(ErrorCode::kInvalidArgument, "CUDA decode attention: an empty batch, or a negative size");
   }
-  if (shape.head_dim != 64 && shape.head_dim != 128) {
-    return Unsupported("head dim " + std::to_string(shape.head_dim) + "; the kernels have 64 and 128");
+  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256) {
+    return Unsupported("head dim " + std::to_string(shape.head_dim) + "; the kernels have 64, 128 and 256");
   }
-  if (shape.query_heads < 1 || shape.query_heads > kMaxHeadParts * kMaxQueryHeads) {
+  if (shape.query_heads < 1 || shape.query_heads > kMaxGroupHeads) {
     return Unsupported(std::to_string(shape.query_heads) + " query heads a KV head; the kernels have 1.." +
-                       std::to_string(kMaxHeadParts * kMaxQueryHeads));
+                       std::to_string(kMaxGroupHeads));
   }
   return Status::Ok();
 }
 
-DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits) {
+DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits, int head_parts) {
   DecodeConfig config;
   config.shape = shape;
   config.traits = traits;
-  config.head_parts = (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
+  config.head_parts = head_parts;
   config.part_heads = (shape.query_heads + config.head_parts - 1) / config.head_parts;
   config.query_layout =
       QueryBlockLayout::For(traits.key_units, traits.mean_units, config.part_heads <= kFewQueryHeads);
@@ -168,27 +169,8 @@ DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits) {
   return config;
 }
 
-// Clusters of `blocks` blocks that the device runs at once, each block alone on its processor.
-int CountClusters(int blocks, int shared_bytes) {
-  const DecodeKernelPointer kernel = DecodeKernel128Value3({8, true, false, false, false});
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(256);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  const bool known =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) ==
-          cudaSuccess &&
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-      cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess;
-  if (!known) (void)cudaGetLastError();
-  return known ? clusters : 0;
+int HeadParts(const DecodeShape& shape) {
+  return (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
 }
 
 Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool early, CUstream_st* stream) {
@@ -210,7 +192,7 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
     attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
     ++count;
   }
-  if (early) {
+  if (early && HasSm90Code()) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count].val.programmaticStreamSerializationAllowed = 1;
     ++count;
@@ -229,39 +211,20 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
 
 }  // namespace
 
-Result<DeviceLimits> ReadDeviceLimits(int device) {
-  int count = 0;
-  const cudaError_t found = cudaGetDeviceCount(&count);
-  if (found != cudaSuccess || count <= device) {
-    (void)cudaGetLastError();
-    return Status(ErrorCode::kUnsupported,
-                  "there is no CUDA device " + std::to_string(device) +
-                      (found == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(found) + ")"));
-  }
-  cudaDeviceProp properties;
-  BGTQ_RETURN_IF_ERROR(
-      CudaStatus(cudaGetDeviceProperties(&properties, device), "reading the device's limits"));
-  if (properties.major != 9) {
-    return Status(ErrorCode::kUnsupported, std::string(properties.name) + " has compute capability " +
-                                               std::to_string(properties.major) + "." +
-                                               std::to_string(properties.minor) +
-                                               "; the kernels are built for 9.0");
-  }
-  DeviceLimits limits;
-  limits.processors = properties.multiProcessorCount;
-  limits.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-  for (int i = 0; i < kClusterSizes; ++i) limits.clusters[i] = CountClusters(1 << i, limits.shared_bytes);
-  return limits;
-}
-
 Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
                                      const DeviceLimits& limits) {
   BGTQ_RETURN_IF_ERROR(CheckShape(shape));
-  DecodeConfig config = StartConfig(shape, traits);
-  if (!ChooseVariant(config, limits)) {
+  DecodeConfig config = StartConfig(shape, traits, HeadParts(shape));
+  bool fits = ChooseVariant(config, limits);
+  if (!fits && config.part_heads > kFewQueryHeads) {  // less shared memory, for two passes over the codes
+    config = StartConfig(shape, traits, 2 * HeadParts(shape));
+    fits = ChooseVariant(config, limits);
+  }
+  if (!fits) {
     return Unsupported("a batch of " + std::to_string(shape.batch) + " with " +
-                       std::to_string(shape.kv_heads) + " KV heads does not fit " +
-                       std::to_string(limits.shared_bytes) + " bytes of shared memory; use a smaller batch");
+                       std::to_string(shape.kv_heads) + " KV heads of dim " + std::to_string(shape.head_dim) +
+                       " does not fit " + std::to_string(limits.shared_bytes) +
+                       " bytes of shared memory; use a smaller batch, or a plan with less mean and fewer bits");
   }
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
@@ -272,11 +235,13 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
                                        const DeviceLimits& limits, const DecodeVariant& variant, int stages,
                                        int cluster_blocks, int workers) {
   BGTQ_RETURN_IF_ERROR(CheckShape(shape));
-  DecodeConfig config = StartConfig(shape, traits);
+  DecodeConfig config = StartConfig(shape, traits, HeadParts(shape));
   DecodeVariant asked = variant;
   asked.few_heads = config.part_heads <= kFewQueryHeads;
   asked.mean = traits.mean_units > 0;
-  if (!TryVariant(config, asked, stages, 1, limits)) return Unsupported("there is no such configuration");
+  if (!TryVariant(config, asked, stages, 1, limits) || (cluster_blocks > 1 && !HasSm90Code())) {
+    return Unsupported("there is no such configuration");
+  }
   config.cluster_blocks = cluster_blocks;
   config.workers = workers;
   DecodeParams unused{};

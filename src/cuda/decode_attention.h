@@ -30,11 +30,14 @@ struct DecodeShape {
 
 inline constexpr int kClusterSizes = 5;
 struct DeviceLimits {
-  int processors = 0;                // SMs
-  int shared_bytes = 0;              // a block may have
-  int clusters[kClusterSizes] = {};  // of 1, 2, 4, 8, 16 blocks that run at once, a block a processor
+  int processors = 0;    // SMs
+  int shared_bytes = 0;  // a block may have
+  // Clusters of 1, 2, 4, 8, 16 blocks that run at once, a block a processor; compute capability 8: 1 block
+  // only.
+  int clusters[kClusterSizes] = {};
 };
-/// Errors: kUnsupported when there is no CUDA device, or none with the instructions of the kernels (sm_90).
+/// Makes the device the current one. Errors: kUnsupported when there is none, or this build has no kernels
+/// for it.
 Result<DeviceLimits> ReadDeviceLimits(int device);
 
 struct DecodeConfig {

@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   merge.part_states = reinterpret_cast<SoftmaxState*>(shared + layout.part_states);
   auto& merged = *reinterpret_cast<MergedOutput<kHeadDim>*>(scratch);
 
-  if (thread == 0) BarrierInit(mean_barrier, 1);
+  if (thread == 0) BarrierInit(mean_barrier, kCopyArrivals);
   if (lane == 0 && block16 == 0) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
-      BarrierInit(full_barrier + 8 * i, 1);
+      BarrierInit(full_barrier + 8 * i, kCopyArrivals);
       if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam * 32);
     }
   }
@@ -147,13 +147,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
-    if (kMean && thread == 0 && header.mean_units > 0) {
-      const uint32_t bytes = header.mean_units * kMeanTableBytes;
-      BarrierExpect(mean_barrier, bytes);
-      BulkCopy(SharedAddress(query + layout.query_bytes),
+    if (kMean && warp == 0 && header.mean_units > 0) {
+      WarpCopy(SharedAddress(query + layout.query_bytes),
                reinterpret_cast<const uint8_t*>(p.mean_fragments) +
                    static_cast<size_t>(kv_head) * p.max_mean_units * kMeanTableBytes,
-               bytes, mean_barrier);
+               header.mean_units * kMeanTableBytes, mean_barrier);
     }
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
@@ -161,7 +159,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (p.exact_tiles > 0) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
-        query_transform, queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
+        query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
+        query);
     if (kMean) CopyMeanQueries<kHeadDim, kWarps, kFew>(p, current.sequence, current.head, header, query);
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const QueryRows rows = RowsOf(p, current.head);
     const int finished_heads = (rows.count - rank + blocks - 1) >> blocks_shift;
     ValueTransform<kHeadDim, kWarps> value_transform;
-    constexpr bool kEarly = kWarps <= 8;  // more warps lack the registers
+    constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     state.FinishSum();
     MergeWarps<kWarps>(state, merge);

@@ -35,7 +35,7 @@ struct SharedLayout {
     s.query_bytes = AlignShared(query_block_bytes);
     at += s.query_bytes + max_mean_units * kMeanTableBytes;
     s.query_scratch = at;
-    at += kMaxKeyUnits * 8 * 4;
+    at += MaxKeyUnits(head_dim) * 8 * 4;
     s.phase = at;
     if (max_mean_units > 0) at += warps * head_dim / 2 * 8;
     // Used in turn: ExactScratch, the warps' outputs [warps][head_dim][slots], MergedOutput.

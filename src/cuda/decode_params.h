@@ -6,19 +6,21 @@
 
 namespace blockgtq::cuda {
 
-inline constexpr int kTileTokens = 64;    // tokens a record
-inline constexpr int kUnitWidth = 16;     // dims a unit
-inline constexpr int kMaxGroups = 8;      // key groups of a head
-inline constexpr int kMaxKeyUnits = 16;   // of a head, padding included
-inline constexpr int kMaxQueryHeads = 8;  // query heads a part: the columns of one tensor product
-inline constexpr int kMaxHeadParts = 2;   // a KV head with more query heads is attended to in two parts
-inline constexpr int kFewQueryHeads = 4;  // up to so many, the low halves of queries ride in spare columns
-inline constexpr int kMaxMeanUnits = 8;
+inline constexpr int kTileTokens = 64;     // tokens a record
+inline constexpr int kUnitWidth = 16;      // dims a unit
+inline constexpr int kMaxGroups = 8;       // key groups of a head
+inline constexpr int kMaxQueryHeads = 8;   // query heads a part: the columns of one tensor product
+inline constexpr int kMaxGroupHeads = 16;  // query heads a KV head, attended to in parts
+inline constexpr int kFewQueryHeads = 4;   // up to so many, the low halves of queries ride in spare columns
+inline constexpr int kMaxMeanUnits = 16;
 inline constexpr int kMaxPasses = 2 * kMaxGroups;
 inline constexpr int kMeanTableBytes = 2048;  // a mean unit's part of mean_fragments
 inline constexpr int kMaxClusterBlocks = 16;
 /// A 32nd of ByteAt15() (attention_tile.cuh), 2^15 + norm byte, is this + log2(norm / its reference).
 inline constexpr float kNormExponentBias = 1028.0f;
+
+/// Key units of a head, padding included: all groups but one may have one that is not full.
+constexpr int MaxKeyUnits(int head_dim) { return head_dim / kUnitWidth + kMaxGroups - 1; }
 
 /// Groups at least so wide take queries of 16 bits (hi + lo). With few heads the lo part costs half a percent
 /// of the time, so every group takes it; otherwise it is a second pass over the codes.
@@ -46,7 +48,6 @@ struct alignas(16) HeadHeader {
   float value_scale;  // norm_reference / sqrt(head_dim) / codebook scale
   float spare[3];
   uint8_t mean_unit[kMaxMeanUnits];  // frequency blocks [8 u, 8 u + 8)
-  uint8_t spare_bytes[8];
 };
 
 struct alignas(16) DeviceHead {
@@ -97,8 +98,9 @@ struct alignas(8) SoftmaxState {
 /// a part of a KV head with up to 8 of its query heads: head_parts a KV head, in order.
 struct DecodeParams {
   int32_t batch, kv_heads, query_heads;  // query heads a KV head
-  int32_t head_parts, part_heads;  // work heads a KV head; query heads of a part (the last may have fewer)
-  int32_t work_heads;              // kv_heads * head_parts
+  int32_t head_parts,
+      part_heads;      // work heads a KV head; query heads of a part (the last ones may have fewer)
+  int32_t work_heads;  // kv_heads * head_parts
   int32_t head_dim;
   float logit_scale;  // 1 / sqrt(head_dim) (times any model factor) * log2(e)
 
@@ -146,8 +148,8 @@ struct DecodeParams {
   int32_t workers, cluster_blocks, stages, stage_bytes;
   bool early;  // it may start before the kernel ahead of it in the stream has finished
 
-  // Of work head h (head_parts is 1 or 2):
-  constexpr int KvHead(int h) const { return h >> (head_parts - 1); }
+  // Of work head h (head_parts is 1, 2 or 4):
+  constexpr int KvHead(int h) const { return h >> head_parts / 2; }
   constexpr int Part(int h) const { return h & (head_parts - 1); }
 };
 

@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   const uint8_t* ring = shared + layout.ring + static_cast<size_t>(warp) * stages * p.stage_bytes;
 
   if (lane == 0) {
-    BarrierInit(query_barrier, 1);
-    BarrierInit(query_barrier + 8, 1);
-    for (int i = 0; i < stages; ++i) BarrierInit(ring_barrier + 8 * i, 1);
+    BarrierInit(query_barrier, kCopyArrivals);
+    BarrierInit(query_barrier + 8, kCopyArrivals);
+    for (int i = 0; i < stages; ++i) BarrierInit(ring_barrier + 8 * i, kCopyArrivals);
   }
   BarrierInitFence();
   const int4 range0 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker));
@@ -47,25 +47,21 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
 
   Segment query_segment = start;
   int query_at = begin, queries_loaded = 0;
-  const auto load_queries = [&]() {  // two segments ahead; lane 0
+  const auto load_queries = [&]() {  // two segments ahead
     if (query_at < end) {
-      const uint32_t barrier = query_barrier + 8 * (queries_loaded & 1);
-      BarrierExpect(barrier, p.query_layout.bytes);
-      BulkCopy(
+      WarpCopy(
           SharedAddress(queries + (queries_loaded & 1) * layout.query_bytes),
           p.query_blocks + static_cast<size_t>(query_segment.sequence * p.work_heads + query_segment.head) *
                                p.query_layout.bytes,
-          p.query_layout.bytes, barrier);
+          p.query_layout.bytes, query_barrier + 8 * (queries_loaded & 1));
       query_at += query_segment.tiles - query_segment.tile;
       if (query_at < end) query_segment.Next(tile_prefix, p.work_heads);
     }
     ++queries_loaded;
   };
   WaitForPreviousKernel();  // records do not depend on the kernel before; queries and partials do
-  if (lane == 0) {
-    load_queries();
-    load_queries();
-  }
+  load_queries();
+  load_queries();
 
   const TileConstants constants = TileConstants::Load();
   Segment current = start;
@@ -101,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
       }
     }
     state.FinishSum();
-    if (lane == 0) load_queries();
+    load_queries();
     if (tq < p.part_heads) {
       const size_t slot =
           (static_cast<size_t>(current.sequence * p.work_heads + current.head) + worker) * kMaxQueryHeads +

@@ -31,8 +31,9 @@ __device__ __forceinline__ QueryRows RowsOf(const DecodeParams& p, int work_head
 }
 
 /// Scratch of PrepareQueries in shared memory: the largest of a unit's dims.
+template <int kHeadDim>
 struct QueryScratch {
-  float largest[kMaxKeyUnits][8];
+  float largest[MaxKeyUnits(kHeadDim)][8];
 };
 
 /// The warp's part of T^-T, loaded ahead: units warp, warp + kWarps, ... of the array's max_key_units (those
@@ -81,10 +82,10 @@ struct QueryFragments {
 template <int kHeadDim, int kWarps, bool kFew>
 __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
                                                const QueryTransform<kHeadDim, kWarps>& transform,
-                                               const QueryFragments<kHeadDim>& queries, QueryScratch& scratch,
-                                               uint8_t* block) {
+                                               const QueryFragments<kHeadDim>& queries,
+                                               QueryScratch<kHeadDim>& scratch, uint8_t* block) {
   constexpr int kSteps = kHeadDim / kUnitWidth;
-  constexpr int kUnitsAWarp = (kMaxKeyUnits + kWarps - 1) / kWarps;
+  constexpr int kUnitsAWarp = (MaxKeyUnits(kHeadDim) + kWarps - 1) / kWarps;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
   const QueryRows rows = RowsOf(p, work_head);
   uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is

@@ -45,7 +45,51 @@ struct Case {
   int warps = 0;
   bool split_tiles = false;
   int stages = 3, cluster_blocks = 1, workers = 1;
+  int shared_bytes = 0;  // that a block may have; 0: the device's
 };
+
+std::vector<HeadPlan> PlansOf(const Case& c) {
+  std::vector<HeadPlan> plans;
+  for (size_t h = 0; h < c.heads.size(); ++h) plans.push_back(cpu::MakeHeadPlan(c.heads[h], 100 + 10 * h));
+  return plans;
+}
+
+Result<DecodeConfig> Configure(const Case& c, const HeadTraits& traits, const DeviceLimits& device) {
+  DecodeShape shape;
+  shape.batch = static_cast<int>(c.coded.size());
+  shape.kv_heads = static_cast<int>(c.heads.size());
+  shape.head_dim = c.head_dim;
+  shape.query_heads = c.query_heads;
+  shape.has_exact = !c.recent.empty();
+  int64_t longest = 1;
+  for (size_t b = 0; b < c.coded.size(); ++b) {
+    const int64_t length = c.coded[b] + (shape.has_exact ? c.recent[b] : 0);
+    longest = std::max(longest, length);
+    if (!shape.has_exact) continue;
+    shape.window_tiles =
+        std::max(shape.window_tiles, static_cast<int>((length + 63) / 64 - c.coded[b] / 64 + 1));
+  }
+  shape.expected_tokens = c.expected_tokens >= 0 ? c.expected_tokens : longest;
+  DeviceLimits limits = device;
+  if (c.processors > 0) {
+    limits = {};
+    limits.processors = c.processors;
+  }
+  limits.shared_bytes = c.shared_bytes > 0 ? c.shared_bytes : device.shared_bytes;
+  if (c.warps == 0) return ConfigureDecode(shape, traits, limits);
+  return ConfigureDecodeAs(shape, traits, limits, {c.warps, false, false, c.split_tiles, false}, c.stages,
+                           c.cluster_blocks, c.workers);
+}
+
+// What a Hopper GPU can do and this one cannot: clusters, and the largest configurations.
+bool Runs(const Case& c, const DeviceLimits& limits) {
+  constexpr int kHopperSharedBytes = 227 << 10;
+  if (limits.clusters[1] > 0 && limits.shared_bytes >= kHopperSharedBytes) return true;
+  const std::vector<HeadPlan> plans = PlansOf(c);
+  const bool runs = Configure(c, Require(TraitsOf(plans), "traits"), limits).ok();
+  if (!runs) std::printf("%-46s not on this GPU\n", c.name.c_str());
+  return runs;
+}
 
 struct Error {
   double square = 0, size = 0;
@@ -65,7 +109,7 @@ class Fixture {
   explicit Fixture(const Case& c, const DeviceLimits& device) : c_(c), rope_(cpu::MakeRope(c.head_dim)) {
     const int64_t batch = c.coded.size();
     std::mt19937 random(7);
-    for (size_t h = 0; h < c.heads.size(); ++h) plans_.push_back(cpu::MakeHeadPlan(c.heads[h], 100 + 10 * h));
+    plans_ = PlansOf(c);
     int64_t longest = 1;
     for (int64_t b = 0; b < batch; ++b) {
       lengths_.push_back(static_cast<int32_t>(c.coded[b] + (c.recent.empty() ? 0 : c.recent[b])));
@@ -83,33 +127,12 @@ class Fixture {
     }
     for (auto& m : made) sequences_.push_back(m.get());
 
-    DecodeShape shape;
-    shape.batch = static_cast<int>(batch);
-    shape.kv_heads = static_cast<int>(plans_.size());
-    shape.head_dim = c.head_dim;
-    shape.query_heads = c.query_heads;
-    shape.expected_tokens = c.expected_tokens >= 0 ? c.expected_tokens : longest;
-    shape.has_exact = !c.recent.empty();
-    for (int64_t b = 0; b < batch && shape.has_exact; ++b) {
-      shape.window_tiles = std::max<int>(shape.window_tiles, (lengths_[b] + 63) / 64 - coded_[b] / 64 + 1);
-    }
     const HeadTraits traits = Require(TraitsOf(plans_), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
-    DeviceLimits limits = device;
-    if (c.processors > 0) {
-      limits = {};
-      limits.processors = c.processors;
-      limits.shared_bytes = device.shared_bytes;
-    }
-    config_ =
-        c.warps == 0
-            ? Require(ConfigureDecode(shape, traits, limits), "configuration")
-            : Require(ConfigureDecodeAs(shape, traits, limits, {c.warps, false, false, c.split_tiles, false},
-                                        c.stages, c.cluster_blocks, c.workers),
-                      "configuration");
+    config_ = Require(Configure(c, traits, device), "configuration");
     table_ = std::make_unique<DeviceTable>(table);
     MakePool(table, random);
-    if (shape.has_exact) MakeExact(shape);
+    if (config_.shape.has_exact) MakeExact(config_.shape);
 
     queries_ = cpu::Normals(batch * plans_.size() * c.query_heads * c.head_dim, c.query_size, 5);
     std::vector<uint16_t> halves;
@@ -356,6 +379,8 @@ const Groups k432 = {{4, 32}, {3, 64}, {2, 32}};
 const Groups k8432 = {{8, 16}, {4, 48}, {3, 32}, {2, 32}};
 const Groups k5432 = {{5, 16}, {4, 16}, {3, 48}, {2, 48}};
 const std::vector<int> kWholeMean = {0, 1, 2, 3, 4, 5, 6, 7};
+const Groups k256 = {{4, 64}, {3, 128}, {2, 64}};
+const std::vector<int> kWholeMean256 = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 std::vector<Case> QuickCases() {
   return {
@@ -368,6 +393,8 @@ std::vector<Case> QuickCases() {
        {30, 70}},
       {"quick: 8 heads", 128, 8, {Head(128, k5432), Head(128, k432)}, {200, 65}},
       {"quick: head dim 64", 64, 3, {Head(64, {{4, 32}, {2, 32}}, 4, {1})}, {130}, 4, {10}},
+      {"quick: head dim 256", 256, 3, {Head(256, k256, 3, {1, 15})}, {130}, 4, {10}},
+      {"quick: head dim 256, 7 heads", 256, 7, {Head(256, k256)}, {65, 64}, 4, {10, 70}},
       {"quick: warp workers",
        128,
        4,
@@ -485,16 +512,79 @@ std::vector<Case> MoreCases() {
   return cases;
 }
 
+std::vector<Case> Cases256() {
+  std::vector<Case> cases;
+  const auto add = [&](const std::string& name, int query_heads, std::vector<HeadSpec> heads,
+                       std::vector<int64_t> coded, int sinks = 0, std::vector<int64_t> recent = {}) {
+    cases.push_back({"D256 " + name + ", G" + std::to_string(query_heads), 256, query_heads, std::move(heads),
+                     std::move(coded), sinks, std::move(recent)});
+  };
+  const Groups mixed = {{8, 16}, {5, 48}, {4, 64}, {3, 96}, {1, 32}};
+  for (int query_heads : {4, 8}) {
+    for (int w : {1, 2, 3, 4, 5, 8}) {
+      const std::string k = std::to_string(w);
+      add("K" + k + " V" + k, query_heads, {Head(256, {{w, 256}}, w)}, {1000});
+      add("K mixed V" + k, query_heads, {Head(256, mixed, w), Head(256, k256, w)}, {777});
+    }
+    // The largest record with the largest mean, and as many units as there can be.
+    add("K8 V8 whole mean", query_heads, {Head(256, {{8, 256}}, 8, kWholeMean256)}, {300}, 4, {64});
+    add("8 groups of 23 units", query_heads,
+        {Head(256, {{8, 33}, {5, 33}, {4, 33}, {4, 33}, {3, 33}, {3, 33}, {2, 33}, {1, 25}})}, {500});
+    for (int64_t length : {1, 64, 65, 5000}) {
+      add("whole mean, T" + std::to_string(length), query_heads, {Head(256, k256, 3, kWholeMean256)},
+          {length});
+    }
+    add("ragged, sinks, window", query_heads, {Head(256, mixed), Head(256, k256)}, {2000, 65, 1000}, 4,
+        {64, 3, 70});
+  }
+  for (int query_heads : {1, 2, 3, 5, 6, 7, 9, 11, 16}) {
+    add("heads differ, ragged", query_heads,
+        {Head(256, k256, 3), Head(256, mixed, 2), Head(256, k256, 4, {0})}, {64, 65, 127, 640, 0}, 4,
+        {64, 1, 100, 3, 127});
+  }
+  return cases;
+}
+
+// What runs where a block may have 99 KB (compute capability 8.6 and 8.9), or 163 KB (8.0).
+std::vector<Case> SmallSharedMemoryCases() {
+  std::vector<Case> cases;
+  for (const int shared_bytes : {99 << 10, 163 << 10}) {
+    for (const int query_heads : {4, 7, 9}) {
+      for (const int64_t length : {100, 1500}) {
+        const auto add = [&](const std::string& name, int dim, std::vector<HeadSpec> heads) {
+          Case c{name + " in " + std::to_string(shared_bytes >> 10) + " KB, G" + std::to_string(query_heads) +
+                     ", T" + std::to_string(length),
+                 dim,
+                 query_heads,
+                 std::move(heads),
+                 {length, 65, length / 2},
+                 4,
+                 {64, 3, 70}};
+          c.shared_bytes = shared_bytes;
+          cases.push_back(c);
+        };
+        add("D128", 128, {Head(128, k432), Head(128, k8432)});
+        add("D128 whole mean", 128, {Head(128, k432, 3, kWholeMean), Head(128, k432)});
+        add("D64 K8 V8", 64, {Head(64, {{8, 64}}, 8, {0, 3})});
+        add("D256", 256, {Head(256, k256)});
+      }
+    }
+  }
+  return cases;
+}
+
 // Every configuration on the same batch: mixed plans, ragged, sinks, window, mean.
 std::vector<Case> ConfigurationCases(bool quick) {
   std::vector<Case> cases;
-  const auto add = [&](int warps, bool split, int stages, int blocks, int workers, int query_heads,
-                       bool mean) {
+  const auto add = [&](int warps, bool split, int stages, int blocks, int workers, int query_heads, bool mean,
+                       int head_dim = 128) {
+    const std::vector<int> mean_units = mean ? std::vector<int>{0, 7} : std::vector<int>{};
     Case c{std::to_string(warps) + (split ? " split" : " whole") + ", clusters of " + std::to_string(blocks) +
-               " G" + std::to_string(query_heads),
-           128,
+               " G" + std::to_string(query_heads) + (head_dim == 128 ? "" : " D" + std::to_string(head_dim)),
+           head_dim,
            query_heads,
-           {Head(128, k8432, 3, mean ? std::vector<int>{0, 7} : std::vector<int>{}), Head(128, k432)},
+           {Head(head_dim, head_dim == 256 ? k256 : k8432, 3, mean_units),
+            Head(head_dim, head_dim == 256 ? k256 : k432)},
            {1300, 0, 65, 700},
            4,
            {30, 20, 70, 129}};
@@ -506,6 +596,8 @@ std::vector<Case> ConfigurationCases(bool quick) {
     add(8, false, 1, 1, 5, 4, true);
     add(8, false, 2, 4, 2, 8, false);
     add(8, true, 1, 2, 3, 8, true);
+    add(8, false, 1, 2, 3, 4, true, 256);
+    add(8, true, 2, 4, 2, 8, false, 256);
     return cases;
   }
   for (const int query_heads : {3, 8}) {
@@ -515,6 +607,8 @@ std::vector<Case> ConfigurationCases(bool quick) {
           add(8, false, 2, blocks, workers, query_heads, mean);
           add(8, true, 2, blocks, workers, query_heads, mean);
         }
+        add(8, false, 1, blocks, 3, query_heads, mean, 256);
+        add(8, true, 2, blocks, 8, query_heads, mean, 256);
         add(12, false, 2, blocks, 6, query_heads, mean);
         add(8, true, 1, blocks, 20, query_heads, mean);
         add(8, false, 3, blocks, 20, query_heads, mean);
@@ -563,7 +657,6 @@ void TestRefusals(const DeviceLimits& limits) {
     return TraitsOf(plans).status();
   };
   ExpectRefused(refused(half), "fp16 norms");
-  ExpectRefused(refused(Head(256, {{3, 256}})), "head dim 256");
   ExpectRefused(refused(Head(96, {{3, 96}})), "head dim 96");
   ExpectRefused(
       refused(Head(128, {{5, 8}, {4, 8}, {3, 16}, {3, 16}, {3, 16}, {2, 16}, {2, 16}, {2, 16}, {1, 16}})),
@@ -577,14 +670,18 @@ void TestRefusals(const DeviceLimits& limits) {
 }
 
 void Run(const DeviceLimits& limits, bool quick, size_t every) {
-  for (const Case& c : QuickCases()) RunCase(c, limits, true);
-  for (const Case& c : ConfigurationCases(true)) RunCase(c, limits, true);
-  if (quick) return;
-  const auto run_some = [&](const std::vector<Case>& cases, bool overlapped) {
-    for (size_t i = 0; i < cases.size(); i += every) RunCase(cases[i], limits, overlapped);
+  const auto run_some = [&](const std::vector<Case>& cases, size_t step, bool overlapped) {
+    for (size_t i = 0; i < cases.size(); i += step) {
+      if (Runs(cases[i], limits)) RunCase(cases[i], limits, overlapped);
+    }
   };
-  run_some(MoreCases(), false);
-  run_some(ConfigurationCases(false), true);
+  run_some(QuickCases(), 1, true);
+  run_some(ConfigurationCases(true), 1, true);
+  if (quick) return;
+  run_some(MoreCases(), every, false);
+  run_some(Cases256(), every, false);
+  run_some(SmallSharedMemoryCases(), every, false);
+  run_some(ConfigurationCases(false), every, true);
   TestGraphFollowsLengths(limits);
   TestRefusals(limits);
 }

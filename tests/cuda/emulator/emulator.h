@@ -47,6 +47,11 @@ void BarrierWait(uint32_t barrier, uint32_t parity);
 /// Happens some time later, at the latest when no thread can go on without it.
 void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier);
 
+/// 16 bytes; happens together with the thread's others after BarrierArriveAfterCopies, some time later, and
+/// the arrival with them.
+void CopyAsync(uint32_t shared, const void* global);
+void BarrierArriveAfterCopies(uint32_t barrier);
+
 void ClusterArrive();
 void ClusterWait();
 void WaitForPreviousKernel();

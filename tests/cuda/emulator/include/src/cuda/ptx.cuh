@@ -13,6 +13,8 @@
 
 namespace blockgtq::cuda {
 
+constexpr bool kSm90 = BGTQ_EMULATED_SM == 90;
+
 inline int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
 
 uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors);
@@ -40,7 +42,7 @@ constexpr int kAccumulatorStart = 0x4B400000;
 constexpr float kAccumulatorStartFloat = 12582912.0f;
 inline float AccumulatorToFloat(int a) { return __int_as_float(a) - kAccumulatorStartFloat; }
 
-// ---- bulk copies
+// ---- copies
 inline uint32_t SharedAddress(const void* p) { return emulator::SharedAddress(p); }
 inline void BarrierInit(uint32_t barrier, int arrivals) { emulator::BarrierInit(barrier, arrivals); }
 inline void BarrierInitFence() {}
@@ -50,6 +52,8 @@ inline void BarrierWait(uint32_t barrier, uint32_t phase) { emulator::BarrierWai
 inline void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   emulator::BulkCopy(shared, global, bytes, barrier);
 }
+inline void CopyAsync(uint32_t shared, const void* global) { emulator::CopyAsync(shared, global); }
+inline void BarrierArriveAfterCopies(uint32_t barrier) { emulator::BarrierArriveAfterCopies(barrier); }
 inline void PrefetchToL2(const void*) {}
 
 // ---- clusters of blocks
