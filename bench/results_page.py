@@ -62,6 +62,10 @@ Layers with a lower MAE than `uniform` at equal code bits: {wins_text(model)}.
 Each at the lowest budget that stores at least the bytes of `aligned` at the widths above:
 
 {diagnose_table(model, True)}
+
+![Softmax KL against stored bytes](images/diagnose-{model["model"]}-kl.svg)
+![Widths of aligned by layer](images/diagnose-{model["model"]}-fingerprint-aligned-K3.svg)
+![Widths of paper by layer](images/diagnose-{model["model"]}-fingerprint-paper-K3.svg)
 """
     return text
 
@@ -104,6 +108,7 @@ Mean KL divergence to the fp16 cache / same top token / relative error of attent
 {depth_table(model)}
 
 ![KL divergence by depth](images/depth-{model["model"]}-kld-by-depth.svg)
+![Error of attention's outputs by layer](images/depth-{model["model"]}-attention-by-layer.svg)
 """
     return text
 
