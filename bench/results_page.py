@@ -108,8 +108,9 @@ Mean KL divergence to the fp16 cache / same top token / relative error of attent
 {depth_table(model)}
 
 ![KL divergence by depth](images/depth-{model["model"]}-kld-by-depth.svg)
-![Error of attention's outputs by layer](images/depth-{model["model"]}-attention-by-layer.svg)
 """
+        if "attention_error" in model["rows"][0]:
+            text += f"![Error of attention's outputs by layer](images/depth-{model['model']}-attention-by-layer.svg)\n"
     return text
 
 
