@@ -160,7 +160,7 @@ def calibration(arguments, work):
     check_whole(done, work)
     copy_plots(work / "plots.calibration", f"calibration-{arguments.model}-")
     results.write(arguments.out or results.ROOT / "bench/results/calibration.json",
-                  {**header(), "model_name": arguments.model, **done})
+                  {**done, **header(), "model_name": arguments.model})
 
 
 def copy_plots(folder, prefix, names=None):
