@@ -15,16 +15,16 @@ Status CheckArchitecture(const cudaDeviceProp& device) {
   (void)cudaGetLastError();
   const std::string capability = std::to_string(device.major) + "." + std::to_string(device.minor);
   if (device.major < 8) {
-    return Status(ErrorCode::kUnsupported, std::string(device.name) + " has compute capability " + capability +
-                                               "; the kernels need 8.0 or later");
+    return Status(ErrorCode::kUnsupported, std::string(device.name) + " has compute capability " +
+                                               capability + "; the kernels need 8.0 or later");
   }
   const std::string build = device.major == 8   ? "80"
                             : device.major == 9 ? "90a"
                                                 : std::to_string(10 * device.major + device.minor);
-  return Status(ErrorCode::kUnsupported,
-                std::string(device.name) + ", compute capability " + capability +
-                    ", runs none of this build's kernels (" + cudaGetErrorString(found) +
-                    "); build with -DBGTQ_CUDA_ARCHITECTURES=" + build);
+  return Status(ErrorCode::kUnsupported, std::string(device.name) + ", compute capability " + capability +
+                                             ", runs none of this build's kernels (" +
+                                             cudaGetErrorString(found) +
+                                             "); build with -DBGTQ_CUDA_ARCHITECTURES=" + build);
 }
 
 // Clusters of `blocks` blocks that the device runs at once, each block alone on its processor.
