@@ -2,7 +2,7 @@
 //
 //   decode_attention_test [quick | every N]
 //     quick: a few small cases, for compute-sanitizer
-//     every N: these and every Nth of the others, for the emulator (tests/cuda/emulator)
+//     every N: these and every Nth of the others, one at a time, for the emulator (tests/cuda/emulator)
 //
 #include "src/cuda/decode_attention.h"
 
@@ -10,10 +10,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "src/cache/kv_cache.h"
 #include "tests/cpu/packed_head_model.h"
@@ -187,8 +189,9 @@ class Fixture {
   std::vector<uint16_t> Output() const { return out_.Download(); }
 
   // Compares `out` with both references and with reference::Attention.
-  void Compare(const std::vector<uint16_t>& out) {
-    const std::vector<uint8_t> blocks = scratch_.Download();  // query blocks come first
+  std::vector<uint8_t> QueryBlocks() const { return scratch_.Download(); }  // they come first
+  /// blocks: of the run that gave `out`. Touches no device memory: another thread may run it.
+  void Compare(const std::vector<uint16_t>& out, const std::vector<uint8_t>& blocks) const {
     struct Outcome {
       Error rounded, exact;
       double query_distance = 0, reference_gap = 0;
@@ -358,17 +361,46 @@ class Fixture {
   DeviceArray<const uint8_t*> exact_rows_;
 };
 
-void RunCase(const Case& c, const DeviceLimits& limits, bool overlapped) {
-  Fixture fixture(c, limits);
-  const std::vector<uint16_t> first = fixture.Run(), second = fixture.Run();
-  Check(first == second, c.name + ": two runs differ");
-  if (overlapped) {
-    const auto [ahead, behind] = fixture.RunOverlapped();
-    Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
-    Check(behind == first, c.name + ": a run that overlaps the one ahead of it differs");
+/// Runs cases one after another, and up to `in_flight` comparisons with the references beside them: those
+/// take most of the time.
+class Cases {
+ public:
+  Cases(const DeviceLimits& limits, size_t in_flight) : limits_(limits), in_flight_(in_flight) {}
+  ~Cases() { Finish(0); }
+
+  void Run(const Case& c, bool overlapped) {
+    auto fixture = std::make_unique<Fixture>(c, limits_);
+    const std::vector<uint16_t> first = fixture->Run(), second = fixture->Run();
+    Check(first == second, c.name + ": two runs differ");
+    if (overlapped) {
+      const auto [ahead, behind] = fixture->RunOverlapped();
+      Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
+      Check(behind == first, c.name + ": a run that overlaps the one ahead of it differs");
+    }
+    Compared compared;
+    compared.done = std::async(
+        std::launch::async,
+        [f = fixture.get(), first, blocks = fixture->QueryBlocks()] { f->Compare(first, blocks); });
+    compared.fixture = std::move(fixture);
+    running_.push_back(std::move(compared));
+    Finish(in_flight_);
   }
-  fixture.Compare(first);
-}
+
+ private:
+  struct Compared {
+    std::unique_ptr<Fixture> fixture;
+    std::future<void> done;
+  };
+  void Finish(size_t left) {
+    while (running_.size() > left) {
+      running_.front().done.get();
+      running_.pop_front();
+    }
+  }
+  const DeviceLimits& limits_;
+  size_t in_flight_;
+  std::deque<Compared> running_;
+};
 
 HeadSpec Head(int head_dim, Groups groups, int value_width = 3, std::vector<int> mean = {}) {
   HeadSpec spec;
@@ -672,10 +704,11 @@ void TestRefusals(const DeviceLimits& limits) {
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
 }
 
-void Run(const DeviceLimits& limits, bool quick, size_t every) {
+void Run(const DeviceLimits& limits, bool quick, size_t every, size_t in_flight) {
+  Cases runner(limits, in_flight);
   const auto run_some = [&](const std::vector<Case>& cases, size_t step, bool overlapped) {
     for (size_t i = 0; i < cases.size(); i += step) {
-      if (Runs(cases[i], limits)) RunCase(cases[i], limits, overlapped);
+      if (Runs(cases[i], limits)) runner.Run(cases[i], overlapped);
     }
   };
   run_some(QuickCases(), 1, true);
@@ -693,9 +726,12 @@ void Run(const DeviceLimits& limits, bool quick, size_t every) {
 }  // namespace blockgtq::cuda
 
 int main(int argc, char** argv) {
-  const int every = argc > 2 && std::strcmp(argv[1], "every") == 0 ? std::max(1, std::atoi(argv[2])) : 1;
-  return blockgtq::cuda::RunTests(argc, argv,
-                                  [every](const blockgtq::cuda::DeviceLimits& limits, bool quick) {
-                                    blockgtq::cuda::Run(limits, quick, static_cast<size_t>(every));
-                                  });
+  const bool some = argc > 2 && std::strcmp(argv[1], "every") == 0;
+  const int every = some ? std::max(1, std::atoi(argv[2])) : 1;
+  // The emulator's kernels must not run beside other threads.
+  const size_t in_flight = some ? 0 : std::max(1u, std::thread::hardware_concurrency() / 2);
+  return blockgtq::cuda::RunTests(
+      argc, argv, [every, in_flight](const blockgtq::cuda::DeviceLimits& limits, bool quick) {
+        blockgtq::cuda::Run(limits, quick, static_cast<size_t>(every), quick ? 0 : in_flight);
+      });
 }
