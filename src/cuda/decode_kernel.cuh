@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       BarrierInit(full_barrier + 8 * i, kCopyArrivals);
-      if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam);
+      if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam * 32);
     }
   }
   BarrierInitFence();
@@ -153,6 +153,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                    static_cast<size_t>(kv_head) * p.max_mean_units * kMeanTableBytes,
                header.mean_units * kMeanTableBytes, mean_barrier);
     }
+    const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
+    const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
+    ExactLoads<kHeadDim, kWarps> exact;
+    if (p.exact_tiles > 0) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
@@ -167,9 +171,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
     }
     if (p.exact_tiles > 0) {
-      const int sharers = span.y * blocks, index = (worker - span.x) * blocks + rank;
-      AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end,
-                                                 sharers - 1 - index, sharers,
+      AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end, length,
+                                                 first_exact, sharers, exact,
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
@@ -208,9 +211,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       __syncwarp();
       if (kTeam == 1) {
         stream.Refill(stage);
-      } else {
-        if (lane == 0) BarrierArrive(empty_barrier + 8 * stage);
-        if (block16 == 0 && stream.HasNext()) {
+      } else if (first + step * (k + stages) < end) {  // refilled when the team's warps have read it
+        BarrierArrive(empty_barrier + 8 * stage);
+        if (block16 == 0) {
           BarrierWait(empty_barrier + 8 * stage, ring_phase);
           stream.Refill(stage);
         }

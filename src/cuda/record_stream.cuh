@@ -67,8 +67,6 @@ struct RecordStream {
     }
   }
 
-  __device__ __forceinline__ bool HasNext() const { return first + step * next_copy < end; }
-
   /// Refills `stage`, which the warp has read.
   __device__ __forceinline__ void Refill(int stage) {
     if ((next_copy & 31) == 0) {

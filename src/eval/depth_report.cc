@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "src/eval/depth_study.h"
 #include "src/eval/moments.h"
@@ -52,6 +53,13 @@ bool Has(const Figure& figure, const DepthStudy& study) {
   for (const auto& depths : study.caches)
     if (!depths.empty()) return !depths[0].attention.empty();
   return false;
+}
+
+/// A chart as high as its legend makes it.
+std::string Draw(SvgLineChart chart) {
+  constexpr double kPlotHeight = 360, kLegendWidth = 620;
+  chart.height = kPlotHeight + DrawSvgLegend(nullptr, {}, kLegendWidth, chart.series);
+  return DrawSvg(chart);
 }
 
 std::string Label(const StudiedCache& cache) {
@@ -168,7 +176,7 @@ std::vector<std::pair<std::string, std::string>> DepthPlots(const std::string& m
         series.points.push_back({static_cast<double>(f.depth), figure.value(f)});
       chart.series.push_back(std::move(series));
     }
-    files.emplace_back(fmt::format("{}-by-depth.svg", figure.file), DrawSvg(chart));
+    files.emplace_back(fmt::format("{}-by-depth.svg", figure.file), Draw(std::move(chart)));
   }
   if (!Has(kFigures[2], study)) return files;
   SvgLineChart chart;
@@ -184,7 +192,7 @@ std::vector<std::pair<std::string, std::string>> DepthPlots(const std::string& m
   chart.subtitle = model + "; on the fp16 run's queries, keys and values";
   chart.x = {.label = "layer", .whole_numbers = true};
   chart.y = {.label = kFigures[2].axis, .logarithmic = true};
-  files.emplace_back("attention-by-layer.svg", DrawSvg(chart));
+  files.emplace_back("attention-by-layer.svg", Draw(std::move(chart)));
   return files;
 }
 

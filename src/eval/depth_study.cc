@@ -151,13 +151,12 @@ class DepthRunner {
  private:
   /// Runs all tokens strictly; on_batch(first, rows) after each pass.
   Status RunAll(Context& context, std::span<const Token> tokens, const ContextProbe* probe,
-                const std::string& note, int64_t& first_of_batch,
-                const std::function<Status(int64_t, int64_t)>& on_batch) {
+                const std::string& note, const std::function<Status(int64_t, int64_t)>& on_batch) {
     BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, context.cache().AddSequence());
     for (int64_t first = 0; first < static_cast<int64_t>(tokens.size()); first += Context::kScoringBatch) {
       if (options_.stop != nullptr && options_.stop->load()) return {ErrorCode::kCancelled, "stopped"};
       const int64_t rows = std::min(Context::kScoringBatch, static_cast<int64_t>(tokens.size()) - first);
-      first_of_batch = first;
+      pass_first_ = first;
       const SequenceTokens item{sequence,
                                 tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(rows))};
       BGTQ_RETURN_IF_ERROR(context.Run({&item, 1}, {.strict = true, .probe = probe}));
@@ -188,14 +187,13 @@ class DepthRunner {
         owned.push_back(std::move(other));
       }
     }
-    int64_t first_of_batch = 0;
     const int64_t batch = std::min(Context::kScoringBatch, length);
     const auto report = [&](int layer, std::span<const Activations* const> outputs) {
-      const int64_t rows = std::min(batch, length - first_of_batch);
-      return AddErrors(layer, outputs, ScoredRows(options_, first_of_batch, rows), base);
+      const int64_t rows = std::min(batch, length - pass_first_);
+      return AddErrors(layer, outputs, ScoredRows(options_, pass_first_, rows), base);
     };
     const ContextProbe probe{others, report};
-    return RunAll(*half, tokens, options_.attention ? &probe : nullptr, note, first_of_batch,
+    return RunAll(*half, tokens, options_.attention ? &probe : nullptr, note,
                   [&](int64_t first, int64_t rows) { return KeepLogits(*half, first, rows, base); });
   }
 
@@ -236,7 +234,6 @@ class DepthRunner {
     BGTQ_ASSIGN_OR_RETURN(
         const std::unique_ptr<Context> context,
         MakeTestedContext(model_, *cache.cache, cache.protection, static_cast<int64_t>(tokens.size())));
-    int64_t first_of_batch = 0;
     const auto compare = [&](int64_t first, int64_t rows) -> Status {
       for (const BandRows& of : ScoredRows(options_, first, rows)) {
         for (size_t at = 0; at < of.rows.size(); at += kLogitRows) {
@@ -255,7 +252,7 @@ class DepthRunner {
       }
       return Status::Ok();
     };
-    BGTQ_RETURN_IF_ERROR(RunAll(*context, tokens, nullptr, note, first_of_batch, compare));
+    BGTQ_RETURN_IF_ERROR(RunAll(*context, tokens, nullptr, note, compare));
     const size_t span = static_cast<size_t>(options_.span);
     for (size_t b = 0; b < options_.depths.size(); ++b) {
       std::vector<double> kld, overlap;
@@ -278,6 +275,7 @@ class DepthRunner {
   const DepthStudyOptions& options_;
   ThreadPool pool_;
   size_t passes_ = 1, passes_done_ = 0;
+  int64_t pass_first_ = 0;  // position of the first row of the pass under way
 };
 
 }  // namespace

@@ -17,7 +17,8 @@ inline Moments MomentsOf(std::span<const double> values) {
   Moments m;
   m.count = values.size();
   if (values.empty()) return m;
-  for (const double v : values) m.mean += v / static_cast<double>(values.size());
+  for (const double v : values) m.mean += v;
+  m.mean /= static_cast<double>(values.size());
   if (values.size() < 2) return m;
   double sum = 0;
   for (const double v : values) sum += (v - m.mean) * (v - m.mean);
