@@ -119,24 +119,17 @@ int Main(int argc, char** argv) {
   int runtime = 0;
   Require(cudaGetDeviceProperties(&device, 0), "device");
   Require(cudaRuntimeGetVersion(&runtime), "CUDA");
-  const std::string head = " \"machine\": \"" + std::string(device.name) + ", " +
-                           std::to_string(device.multiProcessorCount) + " SMs\",\n \"libraries\": \"" +
-                           flash->LibraryVersion() + ", CUDA " + std::to_string(runtime / 1000) + "." +
-                           std::to_string(runtime % 1000 / 10) + "\",\n \"commit\": \"" + commit +
-                           "\",\n \"command\": \"" + command +
-                           "\",
- \"notes\": \"K {4 bit: a quarter of the dims, 3: half, 2: a quarter}, V 3 bit, 8-bit log norms: "
-   "100 bytes a token a KV head of 128. Times are a layer's, in a chain of layers as the engine launches it "
-   "(alone_us: no overlap of kernels); ratio is cudnn_us / us.\",
-   ";
-                           std::printf(
-                               "%18s %4s %8s %8s %8s %8s %8s %6s %6s
-                               ", " shape ", " mean
-                               ", "us
-                               ", " alone ", " cuDNN ", " paged
-                               ",
-                               "read",
-                               "ratio", "share");
+  const std::string head =
+      " \"machine\": \"" + std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
+      " SMs\",\n \"libraries\": \"" + flash->LibraryVersion() + ", CUDA " + std::to_string(runtime / 1000) +
+      "." + std::to_string(runtime % 1000 / 10) + "\",\n \"commit\": \"" + commit + "\",\n \"command\": \"" +
+      command +
+      "\",\n \"notes\": \"K {4 bit: a quarter of the dims, 3: half, 2: a quarter}, V 3 bit, 8-bit log norms: "
+      "100 bytes a token a KV head of 128. Times are a layer's, in a chain of layers as the engine launches "
+      "it "
+      "(alone_us: no overlap of kernels); ratio is cudnn_us / us.\",\n";
+  std::printf("%18s %4s %8s %8s %8s %8s %8s %6s %6s\n", "shape", "mean", "us", "alone", "cuDNN", "paged",
+              "read", "ratio", "share");
   std::vector<std::string> rows;
   std::vector<std::pair<Shape, HalfTimes>> known;
   int wrong = 0;

@@ -30,12 +30,13 @@ WikiText-2 test, the first window of 768 tokens, every position, strict, the sam
 """
 
 
-def wins_text(of_model):
-    """In how many layers `paper` and `aligned` have a lower MAE than `uniform` at its code bits."""
+def wins_text(of_model, equal_bytes):
+    """In how many layers `paper` and `aligned` have a lower MAE than `uniform`."""
     parts = []
     for recipe in ("paper", "aligned"):
-        won = [w for w in of_model["wins"] if (w["recipe"], w["against"], w["equal_bytes"]) == (recipe, "uniform", False)]
-        parts.append(f"`{recipe}` " + ", ".join(f"{w['mae']} of {w['layers']} at {w['k_bits']:g} bits" for w in won))
+        won = [w for w in of_model["wins"] if (w["recipe"], w["against"], w["equal_bytes"]) == (recipe, "uniform", equal_bytes)]
+        parts.append(f"`{recipe}` " + ", ".join(f"{w['mae']} of {w['layers']} (K{w['k_bits']:g} against K{w['against_k_bits']:g})"
+                                                for w in won))
     return "; ".join(parts)
 
 
@@ -55,11 +56,11 @@ The paper's panel ([method](method.md#judging-keys-alone)): calibrated on WikiTe
     for model in measured["models"]:
         text += f"""
 ### {model["model"]}
-Layers with a lower MAE than `uniform` at equal code bits: {wins_text(model)}.
+Layers with a lower MAE than `uniform` at equal code bits: {wins_text(model, False)}.
 
 {diagnose_table(model, False)}
 
-Each at the lowest budget that stores at least the bytes of `aligned` at the widths above:
+Each at the lowest budget that stores at least the bytes of `aligned` at the widths above; layers with a lower MAE than `uniform`: {wins_text(model, True)}.
 
 {diagnose_table(model, True)}
 

@@ -82,7 +82,7 @@ def diagnose(arguments, work):
                              ("k_bytes_per_token_per_head", "mae_mean", "kl_mean", "overlap_mean")}} for bits in widths]
             wins += [{**win, "equal_bytes": equal} for win in done["wins"]]
         copy_plots(work / f"plots.{model}.False", f"diagnose-{model}-",
-                   ("kl.svg", "overlap.svg", "fingerprint-aligned-K3.svg", "fingerprint-paper-K3.svg"))
+                   ("kl.svg", "fingerprint-aligned-K3.svg", "fingerprint-paper-K3.svg"))
         write_models(arguments, "diagnose", {"model": model, "seed": int(arguments.seed), "rows": rows, "wins": wins})
 
 
@@ -100,7 +100,7 @@ def depth(arguments, work):
             rows += [{key: row[key] for key in row if key != "attention_error_per_layer"} for row in done["rows"]]
             settings = {key: done[key] for key in ("depths", "span", "texts", "mode", "activations", "device")}
             if name == "aligned":
-                copy_plots(work / f"plots.{model}.{name}", f"depth-{model}-")
+                copy_plots(work / f"plots.{model}.{name}", f"depth-{model}-", ("kld-by-depth.svg", "attention-by-layer.svg"))
         write_models(arguments, "depth", {"model": model, "seed": int(arguments.seed), **settings, "rows": rows})
 
 
@@ -158,15 +158,16 @@ def calibration(arguments, work):
              "--plot": work / "plots.calibration", "--json": out}
     done = results.run_json([*common(arguments, "calibrate-study", arguments.model), *sum(map(list, asked.items()), [])], out)
     check_whole(done, work)
-    copy_plots(work / "plots.calibration", f"calibration-{arguments.model}-")
+    copy_plots(work / "plots.calibration", f"calibration-{arguments.model}-", ("kld-by-tokens.svg",))
     results.write(arguments.out or results.ROOT / "bench/results/calibration.json",
                   {**done, **header(), "model_name": arguments.model})
 
 
-def copy_plots(folder, prefix, names=None):
-    for plot in sorted(folder.glob("*.svg")):
-        if names is None or plot.name in names:
-            (PLOTS / (prefix + plot.name)).write_bytes(plot.read_bytes())
+def copy_plots(folder, prefix, names):
+    """Those that the page of results shows; a run without attention's errors has no plot of them."""
+    for name in names:
+        if (folder / name).exists():
+            (PLOTS / (prefix + name)).write_bytes((folder / name).read_bytes())
 
 
 STUDIES = {"diagnose": diagnose, "depth": depth, "calibration": calibration, "needle": needle}

@@ -1,5 +1,5 @@
-// Copies of a whole warp from global to shared memory that complete on a barrier: by the copy engine on sm_90,
-// by 16-byte copies of every lane on sm_80.
+// Copies of a whole warp from global to shared memory that complete on a barrier: by the copy engine on
+// sm_90, by 16-byte copies of every lane on sm_80.
 #pragma once
 
 #include "src/cuda/ptx.cuh"
@@ -9,8 +9,8 @@ namespace blockgtq::cuda {
 /// What a barrier of WarpCopy is initialised with: the lane that starts a copy arrives, or all lanes do.
 constexpr int kCopyArrivals = kSm90 ? 1 : 32;
 
-/// Starts a copy of `bytes` (a multiple of 16; 0 only completes a phase of `barrier`). The whole warp calls it
-/// with the same arguments.
+/// Starts a copy of `bytes` (a multiple of 16; 0 only completes a phase of `barrier`). The whole warp calls
+/// it with the same arguments.
 __device__ __forceinline__ void WarpCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
   const int lane = threadIdx.x & 31;
   if constexpr (kSm90) {

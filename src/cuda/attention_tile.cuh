@@ -20,15 +20,16 @@ namespace blockgtq::cuda {
 /// keeps them out of the uniform registers.
 struct TileConstants {
   LookUp tables;
-  uint32_t two_to_15;  // as a float
-  Int4 start;          // of the accumulators
+  uint32_t two_to_15;            // as a float
+  int norm_offset, head_offset;  // of the lane: 8 g, 8 tq
+  Int4 start;                    // of the accumulators
 
   static __device__ __forceinline__ TileConstants Load();
 };
 
 struct TileConstantsOfLanes {
   uint32_t word[4][32];
-  int start[4][32];
+  int start[4][32], norm_offset[32], head_offset[32];
 
   static constexpr TileConstantsOfLanes Make() {
     TileConstantsOfLanes c{};
@@ -38,6 +39,8 @@ struct TileConstantsOfLanes {
       c.word[2][lane] = kTable4Low;
       c.word[3][lane] = 0x47000000;
       for (auto& start : c.start) start[lane] = kAccumulatorStart;
+      c.norm_offset[lane] = 8 * (lane / 4);
+      c.head_offset[lane] = 8 * (lane % 4);
     }
     return c;
   }
@@ -50,6 +53,8 @@ __device__ __forceinline__ TileConstants TileConstants::Load() {
   const auto& start = tile_constants.start;
   return {{word[0][lane], word[1][lane], word[2][lane]},
           word[3][lane],
+          tile_constants.norm_offset[lane],
+          tile_constants.head_offset[lane],
           {start[0][lane], start[1][lane], start[2][lane], start[3][lane]}};
 }
 
@@ -156,11 +161,11 @@ __device__ __forceinline__ float LogNorm(const TileConstants& constants, uint2 v
 }
 /// The norm bytes of this lane's tokens 16 (i / 2) + 8 (i & 1) + g of the warp's blocks. norms: 64 bytes.
 template <int kBlocks>
-__device__ __forceinline__ uint2 LoadNorms(const uint8_t* norms, int g, int block) {
+__device__ __forceinline__ uint2 LoadNorms(const TileConstants& constants, const uint8_t* norms, int block) {
   if constexpr (kBlocks == 4) {
-    return *reinterpret_cast<const uint2*>(norms + g * 8);
+    return *reinterpret_cast<const uint2*>(norms + constants.norm_offset);
   } else {
-    return make_uint2(*reinterpret_cast<const uint16_t*>(norms + g * 8 + 2 * block), 0);
+    return make_uint2(*reinterpret_cast<const uint16_t*>(norms + constants.norm_offset + 2 * block), 0);
   }
 }
 

@@ -131,7 +131,7 @@ struct ScratchArrays {
 };
 
 int64_t CarveScratch(const DecodeConfig& config, uint8_t* base, DecodeParams& p) {
-  const int64_t pairs = Pairs(config), partials = pairs + config.workers;
+  const int64_t pairs = Pairs(config), partials = config.variant.warp_workers ? pairs + config.workers : 0;
   ScratchArrays scratch{base};
   p.query_blocks = scratch.Take<uint8_t>(pairs * config.query_layout.bytes);
   p.ranges = scratch.Take<WorkRange>(config.workers);
@@ -139,8 +139,16 @@ int64_t CarveScratch(const DecodeConfig& config, uint8_t* base, DecodeParams& p)
   p.spans = scratch.Take<WorkerSpan>(pairs);
   p.partial = scratch.Take<float>(partials * kMaxQueryHeads * config.shape.head_dim);
   p.partial_log_sum = scratch.Take<float>(partials * kMaxQueryHeads);
-  p.arrived = scratch.Take<int32_t>(pairs * kMaxClusterBlocks);
   return scratch.end;
+}
+
+int64_t CarveExchange(const DecodeConfig& config, uint8_t* base, DecodeParams& p) {
+  const int64_t sent = config.variant.warp_workers ? 0 : Pairs(config) + config.workers;
+  ScratchArrays exchange{base};
+  p.step = exchange.Take<uint32_t>(1);
+  p.sent = exchange.Take<uint64_t>(sent * kMaxQueryHeads * config.shape.head_dim);
+  p.sent_log_sum = exchange.Take<uint64_t>(sent * kMaxQueryHeads);
+  return exchange.end;
 }
 
 Status CheckShape(const DecodeShape& shape) {
@@ -169,9 +177,7 @@ DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits, int
   return config;
 }
 
-int HeadParts(const DecodeShape& shape) {
-  return (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
-}
+int HeadParts(const DecodeShape& shape) { return (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads; }
 
 Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool early, CUstream_st* stream) {
   DecodeParams params = given;
@@ -221,13 +227,15 @@ Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits&
     fits = ChooseVariant(config, limits);
   }
   if (!fits) {
-    return Unsupported("a batch of " + std::to_string(shape.batch) + " with " +
-                       std::to_string(shape.kv_heads) + " KV heads of dim " + std::to_string(shape.head_dim) +
-                       " does not fit " + std::to_string(limits.shared_bytes) +
-                       " bytes of shared memory; use a smaller batch, or a plan with less mean and fewer bits");
+    return Unsupported(
+        "a batch of " + std::to_string(shape.batch) + " with " + std::to_string(shape.kv_heads) +
+        " KV heads of dim " + std::to_string(shape.head_dim) + " does not fit " +
+        std::to_string(limits.shared_bytes) +
+        " bytes of shared memory; use a smaller batch, or a plan with less mean and fewer bits");
   }
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
+  config.exchange_bytes = CarveExchange(config, nullptr, unused);
   return config;
 }
 
@@ -246,10 +254,11 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
   config.workers = workers;
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
+  config.exchange_bytes = CarveExchange(config, nullptr, unused);
   return config;
 }
 
-void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& params) {
+void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange, DecodeParams& params) {
   params.batch = config.shape.batch;
   params.kv_heads = config.shape.kv_heads;
   params.query_heads = config.shape.query_heads;
@@ -267,6 +276,7 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& para
   params.stages = config.stages;
   params.stage_bytes = config.stage_bytes;
   CarveScratch(config, scratch, params);
+  CarveExchange(config, exchange, params);
 }
 
 Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream) {
@@ -275,6 +285,11 @@ Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& para
 
 Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
                              CUstream_st* stream) {
+  if (params.launch >= kMaxLaunchesAStep) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "CUDA decode attention: launch " + std::to_string(params.launch) +
+                      " of a step; there may be " + std::to_string(kMaxLaunchesAStep));
+  }
   if (!config.variant.warp_workers) return LaunchKernel(config, params, overlap, stream);
   BGTQ_RETURN_IF_ERROR(LaunchQueryPrep(params, overlap, stream));
   BGTQ_RETURN_IF_ERROR(LaunchKernel(config, params, true, stream));

@@ -5,9 +5,9 @@
 // warps take in turn, streaming whole records through private rings. Of each (sequence, head) that the range
 // touches, every block prepares the queries for itself (that is cheaper than to wait for them), attends to
 // its share of the exact tiles, then to its coded tiles. The cluster merges its blocks through distributed
-// shared memory; block `rank` finishes query heads rank, rank + blocks, ... A (sequence, head) that several
-// workers share is merged by whichever arrives last, in worker order, so the result does not depend on who
-// that is.
+// shared memory; block `rank` finishes query heads rank, rank + blocks, ... Where several workers share a
+// (sequence, head), it is the last of the first worker's range and the first of the others': they send their
+// parts to the first worker, which merges them in worker order.
 #pragma once
 
 #include "src/cuda/decode_layout.h"
@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const TileConstants constants = TileConstants::Load();
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, mean_phase = 0;
+  const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   for (;;) {
     const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
-    const SharedQuery shared_query = {query, p.query_layout.scale, p.query_layout.offset};
+    const SharedQuery shared_query = {query, p.query_layout.scale};
     const SharedValues values = {header.value_codes, header.value_norms, header.value_width};
     const bool coded = coded_end > p.sinks;
 #pragma unroll 1
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       if (k == 0) stream.FillAfterFirst();
       if (coded) {
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
-            state, logit, constants, ring + stage * p.stage_bytes, values, passes, shared_query, block16,
+            state, logit, constants, record, values, passes, shared_query, block16,
             p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
       }
       __syncwarp();
@@ -219,8 +220,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
         }
       }
       ++k;
+      record += p.stage_bytes;
       if (++stage == stages) {
         stage = 0;
+        record = ring;
         ring_phase ^= 1;
       }
     }
@@ -232,6 +235,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     ValueTransform<kHeadDim, kWarps> value_transform;
     constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
+    const uint32_t step = span.y > 1 ? *p.step : 0;  // asked for here, where nothing waits for it
     state.FinishSum();
     MergeWarps<kWarps>(state, merge);
     if (!kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
@@ -251,32 +255,27 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
           reinterpret_cast<__half*>(p.out) +
           (static_cast<size_t>(current.sequence) * p.kv_heads * p.query_heads + rows.first) * kHeadDim;
       const size_t slot = static_cast<size_t>(pair) + worker;
-      const bool whole = span.y == 1;
-      Unrotate<kHeadDim, kWarps>(p, kv_head, finished_heads, value_transform, merged,
-                                 [&](int column, int d, float value) {
-                                   const int head = rank + column * blocks;
-                                   if (whole) {
-                                     out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(value);
-                                   } else {
-                                     p.partial[(slot * kMaxQueryHeads + head) * kHeadDim + d] = value;
-                                   }
-                                 });
-      if (!whole) {
-        if (thread < finished_heads) {
-          p.partial_log_sum[slot * kMaxQueryHeads + rank + thread * blocks] = merged.log_sum[thread];
-        }
+      const bool whole = span.y == 1, merges = span.x == worker;
+      const uint32_t flag = step * kMaxLaunchesAStep + p.launch;
+      Unrotate<kHeadDim, kWarps>(
+          p, kv_head, finished_heads, value_transform, merged, [&](int column, int d, float value) {
+            const int head = rank + column * blocks;
+            if (whole) {
+              out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(value);
+            } else if (merges) {
+              merged.exact[column][d] = value;
+            } else {
+              SendWord(p.sent + (slot * kMaxQueryHeads + head) * kHeadDim + d, FlaggedWord(value, flag));
+            }
+          });
+      if (!whole && !merges && thread < finished_heads) {
+        SendWord(p.sent_log_sum + slot * kMaxQueryHeads + rank + thread * blocks,
+                 FlaggedWord(merged.log_sum[thread], flag));
+      }
+      if (!whole && merges) {
         __syncthreads();
-        if (thread == 0) {
-          int* arrived = p.arrived + pair * kMaxClusterBlocks + rank;
-          merged.last = AddAndPublish(arrived, segment_end - x) + segment_end - x == current.tiles;
-          if (merged.last) *arrived = 0;
-        }
-        __syncthreads();
-        // The counter's thread has the others' partials, and after the barrier so has this block.
-        if (__shfl_sync(~0u, merged.last, 0)) {  // known to be the same for the whole warp
-          MergeWorkers<kWarps, kHeadDim>(p, static_cast<size_t>(pair) + span.x, span.y, rank, blocks,
-                                         finished_heads, out);
-        }
+        MergeWorkers<kWarps, kHeadDim>(p, flag, slot + 1, span.y - 1, rank, blocks, finished_heads, merged,
+                                       out);
       }
     }
     if (blocks > 1) ClusterWait();

@@ -16,6 +16,7 @@ inline constexpr int kMaxMeanUnits = 16;
 inline constexpr int kMaxPasses = 2 * kMaxGroups;
 inline constexpr int kMeanTableBytes = 2048;  // a mean unit's part of mean_fragments
 inline constexpr int kMaxClusterBlocks = 16;
+inline constexpr int kMaxLaunchesAStep = 256;
 /// A 32nd of ByteAt15() (attention_tile.cuh), 2^15 + norm byte, is this + log2(norm / its reference).
 inline constexpr float kNormExponentBias = 1028.0f;
 
@@ -65,11 +66,12 @@ struct alignas(16) DeviceHead {
 struct QueryBlockLayout {
   int32_t units, passes, mean_units;
   int32_t lo, scale, offset, mean, bytes;  // byte offsets; bytes is a multiple of 128
+  static constexpr int32_t Passes(bool few_heads) { return few_heads ? kMaxGroups : kMaxPasses; }
   static constexpr QueryBlockLayout For(int units, int mean_units, bool few_heads) {
     QueryBlockLayout l{};
     l.units = units;
     l.mean_units = mean_units;
-    l.passes = few_heads ? kMaxGroups : kMaxPasses;
+    l.passes = Passes(few_heads);
     l.lo = 128 * units;
     l.scale = (few_heads ? 1 : 2) * 128 * units;
     l.offset = l.scale + 32 * l.passes;
@@ -134,15 +136,25 @@ struct DecodeParams {
   const uint16_t* queries;  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order
   uint16_t* out;            // fp16, the same shape
 
-  // Scratch of the step, shared by its layers. Slot of a worker's partial of a pair: pair + worker.
+  // Scratch of the step, shared by its layers.
   QueryBlockLayout query_layout;
   uint8_t* query_blocks;       // [batch * work_heads][query_layout.bytes]
   const WorkRange* ranges;     // [workers]
   const int32_t* tile_prefix;  // [batch + 1] tiles of earlier sequences, of one head
   const WorkerSpan* spans;     // [batch * work_heads]
-  float* partial;              // [batch * work_heads + workers][8][head_dim], normalised
-  float* partial_log_sum;      // [batch * work_heads + workers][8] log2 of the sum of exp2(logit)
-  int32_t* arrived;            // [batch * work_heads][kMaxClusterBlocks] tiles done; zero between layers
+
+  // Partials of workers that share a pair: slot pair + worker holds one worker's output, normalised, and the
+  // log2 of its sum of exp2(logit). Warp workers leave them in scratch, as floats, to the kernel that merges
+  // them.
+  float* partial;          // [slots][8][head_dim]
+  float* partial_log_sum;  // [slots][8]
+  // Other workers send them to the pair's first one while it runs: words (value, flag), which are there when
+  // the flag is this launch's. Memory of its own that holds nothing else, so that no other word looks like
+  // one.
+  uint32_t* step;          // counts schedules
+  uint64_t* sent;          // [slots][8][head_dim]
+  uint64_t* sent_log_sum;  // [slots][8]
+  uint32_t launch;         // below kMaxLaunchesAStep, another for every launch between two schedules
 
   // Configuration of the attention kernel. A worker is a cluster of blocks, or one warp.
   int32_t workers, cluster_blocks, stages, stage_bytes;

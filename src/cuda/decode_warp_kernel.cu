@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   const TileConstants constants = TileConstants::Load();
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, segment = 0;
+  const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   while (x < end) {
     const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
@@ -73,8 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
     const SharedHead<kFew>& head = heads[p.KvHead(current.head)];
     const SharedValues values = {head.header.value_codes, head.header.value_norms, kValueWidth};
     BarrierWait(query_barrier + 8 * (segment & 1), (segment >> 1) & 1);
-    const SharedQuery query = {queries + (segment & 1) * layout.query_bytes, p.query_layout.scale,
-                               p.query_layout.offset};
+    const SharedQuery query = {queries + (segment & 1) * layout.query_bytes, p.query_layout.scale};
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
 #pragma unroll 1
@@ -85,14 +85,15 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
       if (coded_end > p.sinks) {
         float logit[8];
         AttendTile<kHeadDim, kFew, kValueWidth, 4, false>(
-            state, logit, constants, ring + stage * p.stage_bytes, values,
-            reinterpret_cast<const int4*>(head.passes), query, 0, p.sinks - tile * kTileTokens,
-            coded_end - tile * kTileTokens);
+            state, logit, constants, record, values, reinterpret_cast<const int4*>(head.passes), query, 0,
+            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
       }
       __syncwarp();
       stream.Refill(stage);
+      record += p.stage_bytes;
       if (++stage == stages) {
         stage = 0;
+        record = ring;
         ring_phase ^= 1;
       }
     }

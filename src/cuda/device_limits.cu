@@ -15,13 +15,14 @@ Status CheckArchitecture(const cudaDeviceProp& device) {
   (void)cudaGetLastError();
   const std::string capability = std::to_string(device.major) + "." + std::to_string(device.minor);
   if (device.major != 8 && device.major != 9) {
-    return Status(ErrorCode::kUnsupported, std::string(device.name) + " has compute capability " + capability +
-                                               "; the kernels are for 8.0 to 9.0");
+    return Status(ErrorCode::kUnsupported, std::string(device.name) + " has compute capability " +
+                                               capability + "; the kernels are for 8.0 to 9.0");
   }
-  return Status(ErrorCode::kUnsupported,
-                std::string(device.name) + ", compute capability " + capability +
-                    ", runs none of this build's kernels (" + cudaGetErrorString(found) +
-                    "); build with -DBGTQ_CUDA_ARCHITECTURES=" + (device.major == 8 ? "80-real" : "90a-real"));
+  return Status(
+      ErrorCode::kUnsupported,
+      std::string(device.name) + ", compute capability " + capability +
+          ", runs none of this build's kernels (" + cudaGetErrorString(found) +
+          "); build with -DBGTQ_CUDA_ARCHITECTURES=" + (device.major == 8 ? "80-real" : "90a-real"));
 }
 
 // Clusters of `blocks` blocks that the device runs at once, each block alone on its processor.

@@ -23,8 +23,8 @@ constexpr int kUnitTile = kPageSlots * 16 * 2;  // shared bytes of a unit's coor
 constexpr int kFragmentBytes = 512;             // of 16 rows and 16 columns of a transform
 constexpr int kJobs = 4;                        // ring of jobs: the current one and those ahead
 
-/// Shared memory: transform (where it fits), coordinates [units][4 warps][32 lanes] (later quad words), tokens,
-/// and these.
+/// Shared memory: transform (where it fits), coordinates [units][4 warps][32 lanes] (later quad words),
+/// tokens, and these.
 template <int kHeadDim>
 struct Tables {
   EncodeHead head;
@@ -167,8 +167,7 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
     const EncodeJob& job = table.jobs[i % kJobs];
     const int next_job = next_of(job_index), next_side = side_index + (next_job == 0 ? 1 : 0);
     if (side_index != loaded) {
-      transform =
-          LoadSide<kHeadDim, kShared>(p, side, reinterpret_cast<uint4*>(shared), &table.head);
+      transform = LoadSide<kHeadDim, kShared>(p, side, reinterpret_cast<uint4*>(shared), &table.head);
     }
     loaded = side_index;
     LoadJob(p, next_of(next_job), &table.jobs[(i + 2) % kJobs]);

@@ -1,7 +1,7 @@
 // Which of the compiled architectures a device runs.
-#include "src/cuda/launch.cuh"
-
 #include <atomic>
+
+#include "src/cuda/launch.cuh"
 
 namespace blockgtq::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // Thin names for the PTX instructions that the kernels use: int8 and fp16 tensor products, byte selection,
-// asynchronous copies with their barriers, and, on sm_90 and later, clusters and programmatic dependent launch.
-// Code for sm_80 has the same names: there a cluster is one block, and no kernel starts early.
+// asynchronous copies with their barriers, and, on sm_90 and later, clusters and programmatic dependent
+// launch. Code for sm_80 has the same names: there a cluster is one block, and no kernel starts early.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -203,13 +203,18 @@ __device__ __forceinline__ float LoadCluster(uint32_t address) {
   }
   return x;
 }
-/// Adds to a counter in global memory: what this thread (and those it synchronised with) wrote before is
-/// visible to whoever sees the sum.
-__device__ __forceinline__ int AddAndPublish(int* counter, int x) {
-  int old;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0,[%1],%2;" : "=r"(old) : "l"(counter), "r"(x) : "memory");
-  return old;
+
+// ---- words that blocks send each other through global memory: what is in one word arrives together
+__device__ __forceinline__ void SendWord(uint64_t* to, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0],%1;" ::"l"(to), "l"(word) : "memory");
 }
+__device__ __forceinline__ uint64_t ReceiveWord(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+/// Between two looks at a word that is not there yet.
+__device__ __forceinline__ void BetweenPolls() {}
 
 // ---- programmatic dependent launch
 /// Waits until the kernel before this one in the stream has finished and its writes are visible.

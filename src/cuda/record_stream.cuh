@@ -1,5 +1,5 @@
-// How records reach a warp: a ring of shared-memory stages filled by asynchronous copies, tiles in the order of
-// the worker's range.
+// How records reach a warp: a ring of shared-memory stages filled by asynchronous copies, tiles in the order
+// of the worker's range.
 #pragma once
 
 #include "src/cuda/async_copy.cuh"

@@ -46,7 +46,7 @@ struct Width {
 /// Where a query block's parts lie in shared memory.
 struct SharedQuery {
   const uint8_t* block;
-  int scale, offset;  // byte offsets (QueryBlockLayout)
+  int scale;  // byte offset (QueryBlockLayout); offsets follow the scales
 };
 
 /// Where a record's values lie.
@@ -67,7 +67,7 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
                                            const SharedValues& value, const int4* passes,
                                            const SharedQuery& query, int block, int begin, int end) {
   constexpr int kUnits = kHeadDim / kUnitWidth, kHeads = kFew ? 1 : 2, kTokens = 2 * kBlocks;
-  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
+  const int lane = threadIdx.x & 31, g = lane >> 2;
 
   if constexpr (!kMean) {
 #pragma unroll
@@ -76,27 +76,27 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
 
   // + norm[token] * scale[head] * dot, pass by pass
   const uint32_t* fragments = reinterpret_cast<const uint32_t*>(query.block) + lane;
-  const uint8_t* scales = query.block + query.scale + tq * 8;
-  const uint8_t* offsets = query.block + query.offset + tq * 8;
+  const uint8_t* scales = query.block + query.scale + constants.head_offset;
+  constexpr int kToOffsets = 32 * QueryBlockLayout::Passes(kFew);
 #pragma unroll 1
-  for (int i_pass = 0;; ++i_pass) {
-    const int4 pass = passes[i_pass];  // Pass: codes, norms, query, width | units << 8
+  for (;; ++passes, scales += 32) {  // by pointers: what an index stands for is computed again in every pass
+    const int4 pass = *passes;       // Pass: codes, norms, query, width | units << 8
     const int width = pass.w & 255, units = (pass.w >> 8) & 255;
     if (width == 0) break;
     int dots[4 * kBlocks];
     KeyGroupDots<kBlocks>(width, dots, reinterpret_cast<const uint32_t*>(record + pass.x) + lane, block,
                           fragments + pass.z, units, constants);
-    const float2 scale = *reinterpret_cast<const float2*>(scales + i_pass * 32);
-    const uint2 norm = LoadNorms<kBlocks>(record + pass.y, g, block);
+    const float2 scale = *reinterpret_cast<const float2*>(scales);
+    const uint2 norm = LoadNorms<kBlocks>(constants, record + pass.y, block);
     if constexpr (kFew) {  // hi in the even columns, lo in the odd ones (query_block.cuh)
-      const float offset = *reinterpret_cast<const float*>(offsets + i_pass * 32);
+      const float offset = *reinterpret_cast<const float*>(scales + kToOffsets);
 #pragma unroll
       for (int i = 0; i < kTokens; ++i) {
         const float dot = fmaf(__int_as_float(dots[2 * i]) + offset, 256.0f, __int_as_float(dots[2 * i + 1]));
         logit[i] = fmaf(dot, Exp2(fmaf(ByteAt15(constants, norm, i), 1.0f / 32, scale.x)), logit[i]);
       }
     } else {
-      const float2 offset = *reinterpret_cast<const float2*>(offsets + i_pass * 32);
+      const float2 offset = *reinterpret_cast<const float2*>(scales + kToOffsets);
 #pragma unroll
       for (int i = 0; i < kTokens; ++i) {
         const float n = Exp2(LogNorm(constants, norm, i));
@@ -119,7 +119,7 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
 
   // P carries the V norm, and the tile's maximum includes it. `weighted` is log2(P), and the maxima with it,
   // are kNormExponentBias larger than they are; fp32 at that size is 1e-4 fine, far below the rounding of P.
-  const uint2 value_norm = LoadNorms<kBlocks>(record + value.norms, g, block);
+  const uint2 value_norm = LoadNorms<kBlocks>(constants, record + value.norms, block);
   float weighted[kTokens * kHeads];
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {

@@ -1,7 +1,7 @@
 // The unpacker. A block turns the keys or the values of one KV head into rows, tile after tile (64 tokens) of
-// a contiguous range, with the un-rotation in shared memory (where it fits) and the next tile's codes on their way. A warp
-// has 32 tokens and 64 output dims: its codes become fp16 A fragments, scaled by the tokens' norms, and meet
-// the un-rotation's B fragments unit by unit.
+// a contiguous range, with the un-rotation in shared memory (where it fits) and the next tile's codes on
+// their way. A warp has 32 tokens and 64 output dims: its codes become fp16 A fragments, scaled by the
+// tokens' norms, and meet the un-rotation's B fragments unit by unit.
 #include <algorithm>
 #include <string>
 

@@ -146,7 +146,9 @@ class Fixture {
     device_lengths_ = DeviceArray<int32_t>(lengths_);
     scratch_ = DeviceArray<uint8_t>(config_.scratch_bytes);
     scratch_.Fill(0xff);
-    BindDecode(config_, scratch_.data(), params_);
+    exchange_ = DeviceArray<uint8_t>(config_.exchange_bytes);
+    exchange_.Fill(0);
+    BindDecode(config_, scratch_.data(), exchange_.data(), params_);
     table_->Bind(params_);
     params_.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(c.head_dim)));
     params_.coded_end = coded_end_.data();
@@ -174,6 +176,7 @@ class Fixture {
     second_out.Fill(0xff);
     DecodeParams second = params_;
     second.out = second_out.data();
+    second.launch = 1;
     Launch(nullptr);
     Require(LaunchDecodeAttention(config_, second, true, nullptr), "attention behind attention");
     Require(cudaDeviceSynchronize(), "run");
@@ -348,7 +351,7 @@ class Fixture {
   DecodeConfig config_;
   DecodeParams params_{};
   std::unique_ptr<DeviceTable> table_;
-  DeviceArray<uint8_t> pool_, scratch_;
+  DeviceArray<uint8_t> pool_, scratch_, exchange_;
   DeviceArray<int32_t> block_table_, coded_end_, device_lengths_;
   DeviceArray<uint16_t> device_queries_, out_;
   std::vector<DeviceArray<uint16_t>> exact_;  // [batch]

@@ -309,8 +309,8 @@ void Launch(const KernelLaunch& launch) {
   // Where the last one in goes first, copies may be very late.
   const unsigned copy_interval = order == ReadyThreads::Order::kLastIn ? 997 : 31;
   std::vector<unsigned> clusters(launch.blocks / launch.cluster_blocks);
-  for (unsigned i = 0; i < clusters.size(); ++i) clusters[i] = i;
-  std::shuffle(clusters.begin(), clusters.end(), g_random);
+  // The last one first: a cluster may wait for what those after it send.
+  for (unsigned i = 0; i < clusters.size(); ++i) clusters[i] = static_cast<unsigned>(clusters.size()) - 1 - i;
   for (const unsigned cluster : clusters) RunCluster(launch, cluster, copy_interval);
 }
 

@@ -62,11 +62,11 @@ inline void ClusterArriveRelaxed() { emulator::ClusterArrive(); }
 inline void ClusterWait() { emulator::ClusterWait(); }
 inline uint32_t ClusterAddress(uint32_t shared, int rank) { return emulator::ClusterAddress(shared, rank); }
 inline float LoadCluster(uint32_t address) { return emulator::LoadCluster(address); }
-inline int AddAndPublish(int* counter, int x) {
-  const int old = *counter;
-  *counter += x;
-  return old;
-}
+
+// ---- words between blocks
+inline void SendWord(uint64_t* to, uint64_t word) { *to = word; }
+inline uint64_t ReceiveWord(const uint64_t* from) { return *from; }
+inline void BetweenPolls() { emulator::Fail("a block waits for a word of a cluster before it"); }
 
 // ---- programmatic dependent launch
 inline void WaitForPreviousKernel() { emulator::WaitForPreviousKernel(); }
