@@ -105,7 +105,7 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
   alone.warps = kWarpWorkerWarps;
   alone.warp_workers = true;
   if (Pairs(config) >= kWarpWorkerPairsAProcessor * limits.processors &&
-      TryVariant(config, alone, 2, 2, limits)) {
+      TryVariant(config, alone, 2, 1, limits)) {
     config.workers = limits.processors * kWarpWorkerWarps;
     config.cluster_blocks = 1;
     return true;

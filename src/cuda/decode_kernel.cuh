@@ -157,7 +157,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
     ExactLoads<kHeadDim, kWarps> exact;
-    if (p.exact_tiles > 0) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
+    constexpr bool kEarlyExact = kHeadDim <= 128 && (kSm90 || kWarps <= 8);  // otherwise registers are lacking
+    if (kEarlyExact && p.exact_tiles > 0) {
+      exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
+    }
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
@@ -172,6 +175,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
     }
     if (p.exact_tiles > 0) {
+      if (!kEarlyExact) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
       AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end, length,
                                                  first_exact, sharers, exact,
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),

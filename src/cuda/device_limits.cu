@@ -14,17 +14,15 @@ Status CheckArchitecture(const cudaDeviceProp& device) {
   if (found == cudaSuccess) return Status::Ok();
   (void)cudaGetLastError();
   const std::string capability = std::to_string(device.major) + "." + std::to_string(device.minor);
-  if (device.major < 8) {
+  if (device.major != 8 && device.major != 9) {
     return Status(ErrorCode::kUnsupported, std::string(device.name) + " has compute capability " +
-                                               capability + "; the kernels need 8.0 or later");
+                                               capability + "; the kernels are for 8.0 to 9.0");
   }
-  const std::string build = device.major == 8   ? "80"
-                            : device.major == 9 ? "90a"
-                                                : std::to_string(10 * device.major + device.minor);
-  return Status(ErrorCode::kUnsupported, std::string(device.name) + ", compute capability " + capability +
-                                             ", runs none of this build's kernels (" +
-                                             cudaGetErrorString(found) +
-                                             "); build with -DBGTQ_CUDA_ARCHITECTURES=" + build);
+  return Status(
+      ErrorCode::kUnsupported,
+      std::string(device.name) + ", compute capability " + capability +
+          ", runs none of this build's kernels (" + cudaGetErrorString(found) +
+          "); build with -DBGTQ_CUDA_ARCHITECTURES=" + (device.major == 8 ? "80-real" : "90a-real"));
 }
 
 // Clusters of `blocks` blocks that the device runs at once, each block alone on its processor.
