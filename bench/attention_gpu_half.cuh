@@ -36,7 +36,7 @@ class HalfBench {
       : flash_(flash), s_(s), queries_(queries) {
     tiles_ = (s.context + kCachePageTokens - 1) / kCachePageTokens;
     tokens_ = tiles_ * kCachePageTokens;
-    layer_ = size_t{2} * s.batch * s.kv_heads * tokens_ * kHeadDim;
+    layer_ = size_t{2} * s.batch * s.kv_heads * tokens_ * s_.head_dim;
     layers_ = static_cast<int>(std::max<size_t>(1, (kWorkingSet + 2 * layer_ - 1) / (2 * layer_)));
     pool_ = DeviceArray<uint16_t>(layer_ * layers_);
     FillNormals<<<2048, 256>>>(pool_.data(), pool_.size());
@@ -66,27 +66,27 @@ class HalfBench {
  private:
   // Rows: K [batch][kv_heads][tokens][dim], then V. Pages: [page][kv_heads][K [64][dim], V [64][dim]].
   DecodeCall Call(bool paged, int layer) const {
-    constexpr int64_t kTile = int64_t{kCachePageTokens} * kHeadDim;
+    const int64_t kv_tile = int64_t{kCachePageTokens} * s_.head_dim;
     DecodeCall call;
-    call.heads = {s_.kv_heads * s_.query_heads, s_.kv_heads, kHeadDim, 1 / std::sqrt(float{kHeadDim})};
+    call.heads = {s_.kv_heads * s_.query_heads, s_.kv_heads, s_.head_dim, 1 / std::sqrt(float(s_.head_dim))};
     call.batch = s_.batch;
     call.queries = device_queries_.data();
     call.out = out_.data();
     HalfKeyValues& cache = call.cache;
     cache.keys = pool_.data() + layer * layer_;
-    cache.token_stride = kHeadDim;
+    cache.token_stride = s_.head_dim;
     cache.max_tokens = s_.context;
     if (paged) {
-      cache.values = cache.keys + kTile;
-      cache.head_stride = 2 * kTile;
-      cache.outer_stride = 2 * kTile * s_.kv_heads;
+      cache.values = cache.keys + kv_tile;
+      cache.head_stride = 2 * kv_tile;
+      cache.outer_stride = 2 * kv_tile * s_.kv_heads;
       cache.pages = s_.batch * tiles_;
       cache.block_table = tables_[layer].data();
       cache.table_stride = tiles_;
       call.lengths = lengths_.data();
     } else {
       cache.values = cache.keys + layer_ / 2;
-      cache.head_stride = tokens_ * kHeadDim;
+      cache.head_stride = tokens_ * s_.head_dim;
       cache.outer_stride = s_.kv_heads * cache.head_stride;
     }
     return call;
@@ -117,10 +117,10 @@ class HalfBench {
     std::vector<float> keys, values;
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       const size_t at = (cache.pages > 0 ? table0_[b * tiles_ + tile] * cache.outer_stride
-                                         : b * cache.outer_stride + tile * kCachePageTokens * kHeadDim) +
+                                         : b * cache.outer_stride + tile * kCachePageTokens * s_.head_dim) +
                         h * cache.head_stride;
       for (const auto& [from, to] : {std::pair{cache.keys, &keys}, std::pair{cache.values, &values}}) {
-        for (const uint16_t half : pool_.Download(from - pool_.data() + at, kCachePageTokens * kHeadDim)) {
+        for (const uint16_t half : pool_.Download(from - pool_.data() + at, kCachePageTokens * s_.head_dim)) {
           to->push_back(HalfToFloat(half));
         }
       }
@@ -128,21 +128,23 @@ class HalfBench {
     std::vector<std::future<std::pair<double, double>>> work;  // squares of error and output
     for (int column = 0; column < s_.query_heads; ++column) {
       work.push_back(std::async(std::launch::async, [&, column] {
-        const size_t at = (static_cast<size_t>(pair) * s_.query_heads + column) * kHeadDim;
+        const size_t at = (static_cast<size_t>(pair) * s_.query_heads + column) * s_.head_dim;
         std::vector<double> logit(s_.context);
-        double top = -INFINITY, total = 0, sum[kHeadDim] = {};
+        double top = -INFINITY, total = 0;
+        std::vector<double> sum(s_.head_dim, 0.0);
         for (int64_t t = 0; t < s_.context; ++t) {
-          for (int d = 0; d < kHeadDim; ++d) logit[t] += double{queries_[at + d]} * keys[t * kHeadDim + d];
+          for (int d = 0; d < s_.head_dim; ++d)
+            logit[t] += double{queries_[at + d]} * keys[t * s_.head_dim + d];
           logit[t] *= call.heads.scale;
           top = std::max(top, logit[t]);
         }
         for (int64_t t = 0; t < s_.context; ++t) {
           const double weight = std::exp(logit[t] - top);
           total += weight;
-          for (int d = 0; d < kHeadDim; ++d) sum[d] += weight * values[t * kHeadDim + d];
+          for (int d = 0; d < s_.head_dim; ++d) sum[d] += weight * values[t * s_.head_dim + d];
         }
         std::pair<double, double> squares;
-        for (int d = 0; d < kHeadDim; ++d) {
+        for (int d = 0; d < s_.head_dim; ++d) {
           const double e = HalfToFloat(out[at + d]) - sum[d] / total;
           squares.first += std::isfinite(e) ? e * e : 1e30;
           squares.second += sum[d] / total * (sum[d] / total);

@@ -16,8 +16,8 @@ struct Shape {
   int batch, kv_heads, query_heads;  // query heads a KV head
   int64_t context;
   int mean_units = 0;  // of the packed keys
+  int head_dim = 128;
 };
-inline constexpr int kHeadDim = 128;
 
 inline __device__ uint32_t Mix(uint32_t x) {
   x = (x ^ x >> 16) * 2246822519u;

@@ -29,7 +29,7 @@ PROMPTS = ["Explain in three sentences why the sky is blue.", "Write a Python fu
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
-    parser.add_argument("--models", default=",".join(results.MODEL_FILES))
+    parser.add_argument("--models", default=",".join(results.MODEL_FILES), help="names, or files that end in .gguf")
     parser.add_argument("--text", type=pathlib.Path, default=results.ROOT / "data/wikitext2_test.txt")
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/gpu_models.json")
     arguments = parser.parse_args()
@@ -38,7 +38,8 @@ def main():
         result["commit"] = os.environ["BGTQ_COMMIT"]
     table = []
     for name in arguments.models.split(","):
-        model = results.MODELS / results.MODEL_FILES[name]
+        model = pathlib.Path(name) if name.endswith(".gguf") else results.MODELS / results.MODEL_FILES[name]
+        name = model.stem if name.endswith(".gguf") else name
         if not model.is_file():
             print(f"{name} is left out: {model.name} is not in {model.parent}", file=sys.stderr)
             continue

@@ -17,6 +17,7 @@ SHAPES = {
     "llama-3.1-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 524288, 5e5, False),
     "small-64": ("llama", 4, 576, 1536, 9, 3, 64, 1024, 8192, 1e4, True),
     "small-128": ("qwen2", 4, 1024, 2816, 8, 2, 128, 1024, 131072, 1e6, True),
+    "small-256": ("llama", 2, 1024, 2816, 8, 2, 256, 1024, 32768, 1e4, True),
 }
 STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6
 
@@ -102,21 +103,25 @@ def main():
         offset += (rows * cols * (4 if vector else 2) + 31) // 32 * 32
 
     random = numpy.random.default_rng(arguments.seed)
-    pool = random.standard_normal(1 << 24, dtype=numpy.float32)
+    normals = random.standard_normal(1 << 24, dtype=numpy.float32)
+    pools = {}  # the normals at every size and type
     with open(arguments.out, "wb") as out:
         out.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata) + b"".join(infos))
         out.write(b"\0" * (-out.tell() % 32))
         for _, rows, cols, size in tensors:
-            count = rows * cols
+            dtype = numpy.float32 if rows == 1 else numpy.float16
             if size is None:
-                data = numpy.ones(count, numpy.float32)
+                out.write(numpy.ones(cols, dtype).tobytes())
             else:
-                start = int(random.integers(len(pool)))  # each tensor begins elsewhere in the pool of normals
-                data = numpy.resize(numpy.roll(pool, -start), count) if count > len(pool) // 2 else \
-                    pool.take(range(start, start + count), mode="wrap")
-                data = data * numpy.float32(size)
-            data = data.astype(numpy.float32 if rows == 1 else numpy.float16).tobytes()
-            out.write(data + b"\0" * (-len(data) % 32))
+                if (size, dtype) not in pools:
+                    pools[size, dtype] = (normals * numpy.float32(size)).astype(dtype)
+                pool = pools[size, dtype]
+                left, at = rows * cols, int(random.integers(len(pool)))  # each tensor begins elsewhere
+                while left > 0:
+                    part = pool[at:at + left]
+                    out.write(part)
+                    left, at = left - len(part), 0
+            out.write(b"\0" * (-out.tell() % 32))
 
 
 if __name__ == "__main__":

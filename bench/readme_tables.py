@@ -3,25 +3,17 @@
 
   bench/readme_tables.py
 
-In README it writes between the markers <!-- quality --> and <!-- speed -->. A row that a file lacks says "not
+docs/results.md is results_page.py's. In README it writes between the markers <!-- quality --> and <!-- speed -->. A row that a file lacks says "not
 measured".
 """
 import json
 import re
 
 import results
+import results_page
 import run_quality
 
 README = results.ROOT / "README.md"
-
-
-def load(name):
-    path = results.ROOT / "bench/results" / name
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def number(value):
-    return f"{value:.3g}".removeprefix("0")
 
 
 def quality_table(measured):
@@ -34,10 +26,10 @@ def quality_table(measured):
             for name in names:
                 row = rows.get((model, recipe, name))
                 mark = "**" if recipe == "aligned" else ""
-                cells.append(f"{row['bytes_per_token_per_head']:.1f} B: {mark}{number(row['kld_mean'])}{mark}" if row
+                cells.append(f"{row['bytes_per_token_per_head']:.1f} B: {mark}{results.number(row['kld_mean'])}{mark}" if row
                              else "not measured")
             table.append([model, recipe, *cells])
-        table.append([model, "numpy reference", *(number(v) for v in reference)])
+        table.append([model, "numpy reference", *(results.number(v) for v in reference)])
     return results.markdown(["model", "recipe", *names], table)
 
 
@@ -47,7 +39,7 @@ def windows_table(measured):
 
     def add(model, name, row):
         table.append([model, name, f"{row['bytes_per_token_per_head']:.1f}", f"{row['ppl']:.2f}",
-                      " / ".join(number(row[k]) for k in ("kld_mean", "kld_median", "kld_p99")),
+                      " / ".join(results.number(row[k]) for k in ("kld_mean", "kld_median", "kld_p99")),
                       f"{100 * row['top1']:.1f}%"])
 
     for model in run_quality.REFERENCE:
@@ -71,35 +63,10 @@ def speed_table(measured):
                              "K3V3 / fp16", "K3V3 / llama.cpp"], table)
 
 
-def recipes_table(measured):
-    table = []
-    for model in dict.fromkeys(row["model"] for row in measured["rows"]):
-        rows = [row for row in measured["rows"] if row["model"] == model]
-        for row in sorted(rows, key=lambda r: r["bytes_per_token_per_head"]):
-            bits = "" if row["k_bits"] is None else f" K{row['k_bits']}V{row['v_bits']}"
-            table.append([model, row["recipe"] + bits, f"{row['bytes_per_token_per_head']:.1f}", number(row["kld_mean"]),
-                          number(row["kld_p99"]), f"{100 * row['top1']:.1f}%", f"{row['ppl']:.2f}",
-                          "simulated" if row["simulated"] else "packed"])
-    return results.markdown(["model", "recipe", "B a token a head", "KLD mean", "KLD 99%", "same top token", "PPL",
-                             "cache"], table)
-
-
-def write_results(measured):
-    (results.ROOT / "docs/results.md").write_text(f"""\
-# Results
-Made by `bench/readme_tables.py` from `bench/results/`. The README has the panels of the packed recipes and the speed.
-
-## Recipes side by side
-WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` is its full-memory state with widths from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
-
-{recipes_table(measured)}
-""")
-
-
 def main():
-    write_results(load("recipes.json"))
-    quality, windows = load("quality.json"), load("quality_windows.json")
-    speed, kernels = load("cpu_speed.json"), load("cpu_kernels.json")
+    results_page.write()
+    quality, windows = results.load("quality.json"), results.load("quality_windows.json")
+    speed, kernels = results.load("cpu_speed.json"), results.load("cpu_kernels.json")
     each = {row["name"]: row for row in kernels["rows"]}
     ns = {name: each[name]["ns_per_token"] for name in ("Codes/K3V3_mean", "Read/K3V3_bytes", "Exact/half")}
     sections = {"quality": f"""\

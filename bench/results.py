@@ -62,6 +62,17 @@ def run_json(command, json_path):
     return json.loads(pathlib.Path(json_path).read_text())
 
 
+def load(name):
+    """A file of bench/results/, or None."""
+    path = ROOT / "bench/results" / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def number(value):
+    """Three digits, without the zero before the point."""
+    return f"{value:.3g}".removeprefix("0")
+
+
 def write(path, result):
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

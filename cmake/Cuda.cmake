@@ -1,4 +1,4 @@
-# The CUDA layer: packed decode attention for Hopper. Optional: without nvcc everything else builds the same.
+# The CUDA layer: packed decode attention on GPUs. Optional: without nvcc everything else builds the same.
 if(BGTQ_SANITIZE)
   message(STATUS "Sanitizers do not reach GPU code: the GPU kernels are left out")
   return()
@@ -26,9 +26,23 @@ if(NOT CUDNN_INCLUDE_DIR OR NOT CUDNN_FRONTEND_INCLUDE_DIR)
   return()
 endif()
 
-# nvcc does not know the warnings of cmake/Options.cmake, and the kernels need sm_90a.
+# One source for sm_90a (Hopper: bulk copies, clusters, programmatic dependent launch) and for sm_80, whose code runs on
+# compute capability 8.0 to 8.9. Each takes as long to compile, so by default there is one: the machine's own.
+set(own_architecture 90a-real)
+if(CMAKE_CUDA_ARCHITECTURES_NATIVE MATCHES "^8")
+  set(own_architecture 80-real)
+endif()
+set(BGTQ_CUDA_ARCHITECTURES ${own_architecture} CACHE STRING
+    "GPUs to build kernels for: 90a-real, 80-real, or \"80-real;90a-real\"; 80-on-90 runs the code of sm_80 on Hopper")
+
+# nvcc does not know the warnings of cmake/Options.cmake.
 function(bgtq_cuda_settings target)
-  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a CUDA_STANDARD 20 COMPILE_OPTIONS "")
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${BGTQ_CUDA_ARCHITECTURES}" CUDA_STANDARD 20
+                                             COMPILE_OPTIONS "")
+  if(BGTQ_CUDA_ARCHITECTURES STREQUAL "80-on-90")
+    set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=sm_90>")
+  endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
                                            $<$<COMPILE_LANGUAGE:CXX>:-Wall$<SEMICOLON>-Wextra>)
 endfunction()

@@ -23,12 +23,14 @@ struct CommandInfo {
   std::unique_ptr<Command> (*make)();
 };
 
-constexpr std::array<CommandInfo, 12> kCommands = {{
+constexpr std::array<CommandInfo, 14> kCommands = {{
     {"calibrate", "measure a model on text and write a plan of bit widths", MakeCalibrate},
     {"inspect", "show a model's metadata, or a plan's widths", MakeInspect},
     {"generate", "continue a prompt or answer a chat message", MakeGenerate},
     {"perplexity", "perplexity of a text, and the cache's distance from fp16", MakePerplexity},
     {"diagnose", "what recipes do to keys, layer by layer", MakeDiagnose},
+    {"calibrate-study", "what the choice of calibration text does to a cache", MakeCalibrateStudy},
+    {"depth-study", "how far caches move a model at increasing depth", MakeDepthStudy},
     {"logits", "run token ids and write their logits", MakeLogits},
     {"tokenize", "text to token ids", MakeTokenize},
     {"detokenize", "token ids to text", MakeDetokenize},

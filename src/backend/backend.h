@@ -130,6 +130,9 @@ class Backend {
 
   /// Whether attention over caches of kind kSimulated is there.
   virtual bool has_simulated_caches() const { return false; }
+  /// Whether a pass may attend to caches beside the one that it was begun with (models/model.h,
+  /// AttentionProbe).
+  virtual bool has_attention_probes() const { return false; }
 
   /// Prepares attention over `cache`, which must outlive the binding; `rope` is how positions rotate.
   /// Errors: kUnsupported when this backend has no kernel for the plan (names what).

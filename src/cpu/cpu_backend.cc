@@ -90,6 +90,7 @@ class CpuBackend : public Backend {
   int64_t prompt_batch() const override { return kPromptBatch; }
 
   bool has_simulated_caches() const override { return true; }
+  bool has_attention_probes() const override { return true; }
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) override {
     return std::unique_ptr<CacheBinding>(new CpuCacheBinding(pool_, cache, rope));
   }

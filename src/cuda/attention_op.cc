@@ -192,10 +192,17 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   }
   const DecodeConfig& config = found->second;
   BGTQ_RETURN_IF_ERROR(device_.Reserve(scratch_, config.scratch_bytes, "scratch of packed attention"));
+  if (exchange_.bytes() < config.exchange_bytes) {
+    BGTQ_RETURN_IF_ERROR(device_.Reserve(exchange_, config.exchange_bytes, "packed attention's exchange"));
+    BGTQ_RETURN_IF_ERROR(CudaStatus(
+        cudaMemsetAsync(exchange_.data(), 0, static_cast<size_t>(exchange_.bytes()), device_.stream()),
+        "clearing a buffer"));
+  }
 
   const int64_t q_offset = s.first_row * call.heads * g.head_dim;
   DecodeParams params{};
-  BindDecode(config, scratch_.data(), params);
+  BindDecode(config, scratch_.data(), exchange_.data(), params);
+  params.launch = static_cast<uint32_t>(call.layer);
   layers_[static_cast<size_t>(call.layer)].Bind(params);
   phases_.Bind(params);
   params.logit_scale = call.scale * std::numbers::log2e_v<float>;

@@ -82,6 +82,7 @@ class AttentionOp {
 
   DeviceBuffer queries_, keys_, values_;      // fp16 rows of a batch
   DeviceBuffer scratch_;                      // of the packed kernels
+  DeviceBuffer exchange_;                     // what their blocks send each other (decode_params.h)
   DeviceBuffer prefix_keys_, prefix_values_;  // unpacked tokens and a chunk's own: [tokens][kv_heads][D]
   DeviceBuffer part_out_, log_sum_, part_log_sum_;  // of a prefix in several pieces
   DeviceBuffer errors_;                             // [layers] words

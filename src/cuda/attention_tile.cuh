@@ -15,66 +15,106 @@
 
 namespace blockgtq::cuda {
 
+/// What the products need again and again. The compiler makes constants anew before each use, which was one
+/// instruction in eight of the tile loop, so it must not know these: they are loaded, and lane by lane, which
+/// keeps them out of the uniform registers.
+struct TileConstants {
+  LookUp tables;
+  uint32_t two_to_15;            // as a float
+  int norm_offset, head_offset;  // of the lane: 8 g, 8 tq
+  Int4 start;                    // of the accumulators
+
+  static __device__ __forceinline__ TileConstants Load();
+};
+
+struct TileConstantsOfLanes {
+  uint32_t word[4][32];
+  int start[4][32], norm_offset[32], head_offset[32];
+
+  static constexpr TileConstantsOfLanes Make() {
+    TileConstantsOfLanes c{};
+    for (int lane = 0; lane < 32; ++lane) {
+      c.word[0][lane] = kTable2;
+      c.word[1][lane] = kTable3Low;
+      c.word[2][lane] = kTable4Low;
+      c.word[3][lane] = 0x47000000;
+      for (auto& start : c.start) start[lane] = kAccumulatorStart;
+      c.norm_offset[lane] = 8 * (lane / 4);
+      c.head_offset[lane] = 8 * (lane % 4);
+    }
+    return c;
+  }
+};
+static __device__ TileConstantsOfLanes tile_constants = TileConstantsOfLanes::Make();
+
+__device__ __forceinline__ TileConstants TileConstants::Load() {
+  const int lane = threadIdx.x & 31;
+  const auto& word = tile_constants.word;
+  const auto& start = tile_constants.start;
+  return {{word[0][lane], word[1][lane], word[2][lane]},
+          word[3][lane],
+          tile_constants.norm_offset[lane],
+          tile_constants.head_offset[lane],
+          {start[0][lane], start[1][lane], start[2][lane], start[3][lane]}};
+}
+
 /// Whether the codes of the last block lie apart.
 constexpr bool LastBlockDiffers(int width) { return width >= 3 && width <= 5; }
 
 template <int kWidth, int kBlocks, bool kLast>
-__device__ __forceinline__ void DecodeBlocks(const uint32_t* codes, int block,
+__device__ __forceinline__ void DecodeBlocks(const uint32_t* codes, int block, const LookUp& tables,
                                              uint32_t (&quads)[2 * kBlocks]) {
   if constexpr (kBlocks == 4) {
-    DecodeUnit<kWidth>(codes, quads);
+    DecodeUnit<kWidth>(codes, tables, quads);
   } else {
-    DecodeUnitBlock<kWidth, kLast>(codes, block, quads);
+    DecodeUnitBlock<kWidth, kLast>(codes, block, tables, quads);
   }
 }
 
 /// Two units of a group: dims of both make one product of depth 32. dots [kBlocks][4].
 template <int kWidth, int kBlocks, bool kLast, bool kFirst>
 __device__ __forceinline__ void KeyUnitPair(int* dots, const uint32_t* codes, int block, uint32_t q0,
-                                            uint32_t q1, const Int4& start) {
+                                            uint32_t q1, const TileConstants& constants) {
   uint32_t a[2 * kBlocks], b[2 * kBlocks];
-  DecodeBlocks<kWidth, kBlocks, kLast>(codes, block, a);
-  DecodeBlocks<kWidth, kBlocks, kLast>(codes + 32 * kWidth, block, b);
+  DecodeBlocks<kWidth, kBlocks, kLast>(codes, block, constants.tables, a);
+  DecodeBlocks<kWidth, kBlocks, kLast>(codes + 32 * kWidth, block, constants.tables, b);
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
     if (kFirst) {
-      MmaS8K32From(dots + 4 * m, a[2 * m], a[2 * m + 1], b[2 * m], b[2 * m + 1], q0, q1, start);
+      MmaS8K32From(dots + 4 * m, a[2 * m], a[2 * m + 1], b[2 * m], b[2 * m + 1], q0, q1, constants.start);
     } else {
       MmaS8K32(dots + 4 * m, a[2 * m], a[2 * m + 1], b[2 * m], b[2 * m + 1], q0, q1);
     }
   }
 }
 
-/// Integer dot products of one group with the warp's tokens. codes, query: already plus the lane.
+/// Integer dot products of one group with the warp's tokens, from constants.start on. codes, query: already
+/// plus the lane.
 template <int kWidth, int kBlocks, bool kLast>
 __device__ __forceinline__ void KeyGroupDotsOf(int* dots, const uint32_t* codes, int block,
-                                               const uint32_t* query, int units, const Int4& start) {
+                                               const uint32_t* query, int units,
+                                               const TileConstants& constants) {
   if constexpr (kBlocks == 4 && (kWidth == 2 || kWidth == 3 || kWidth == 4)) {
-    // The common widths peel their first pair, whose start is one register quad. A group of one unit runs as
+    // The common widths peel their first pair. A group of one unit runs as
     // a pair with a zero query: what follows in the record is decoded and multiplied by 0.
     KeyUnitPair<kWidth, kBlocks, kLast, true>(dots, codes, block, query[0], units > 1 ? query[32] : 0u,
-                                              start);
+                                              constants);
     codes += 64 * kWidth;
     query += 64;
     units -= 2;
   } else {
 #pragma unroll
-    for (int m = 0; m < kBlocks; ++m) {
-      dots[4 * m] = start.x;
-      dots[4 * m + 1] = start.y;
-      dots[4 * m + 2] = start.z;
-      dots[4 * m + 3] = start.w;
-    }
+    for (int i = 0; i < 4 * kBlocks; ++i) dots[i] = constants.start.x;
   }
 #pragma unroll 1
   for (; units >= 2; units -= 2) {
-    KeyUnitPair<kWidth, kBlocks, kLast, false>(dots, codes, block, query[0], query[32], start);
+    KeyUnitPair<kWidth, kBlocks, kLast, false>(dots, codes, block, query[0], query[32], constants);
     codes += 64 * kWidth;
     query += 64;
   }
   if (units == 1) {
     uint32_t quads[2 * kBlocks];
-    DecodeBlocks<kWidth, kBlocks, kLast>(codes, block, quads);
+    DecodeBlocks<kWidth, kBlocks, kLast>(codes, block, constants.tables, quads);
     const uint32_t q0 = query[0];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) MmaS8K16(dots + 4 * m, quads[2 * m], quads[2 * m + 1], q0);
@@ -83,50 +123,49 @@ __device__ __forceinline__ void KeyGroupDotsOf(int* dots, const uint32_t* codes,
 
 template <int kWidth, int kBlocks>
 __device__ __forceinline__ void KeyGroupDots(int* dots, const uint32_t* codes, int block,
-                                             const uint32_t* query, int units, const Int4& start) {
+                                             const uint32_t* query, int units,
+                                             const TileConstants& constants) {
   if (kBlocks == 1 && LastBlockDiffers(kWidth) && block == 3) {
-    KeyGroupDotsOf<kWidth, kBlocks, true>(dots, codes, block, query, units, start);
+    KeyGroupDotsOf<kWidth, kBlocks, true>(dots, codes, block, query, units, constants);
   } else {
-    KeyGroupDotsOf<kWidth, kBlocks, false>(dots, codes, block, query, units, start);
+    KeyGroupDotsOf<kWidth, kBlocks, false>(dots, codes, block, query, units, constants);
   }
 }
 
 template <int kBlocks>
 __device__ __forceinline__ void KeyGroupDots(int width, int* dots, const uint32_t* codes, int block,
-                                             const uint32_t* query, int units, const Int4& start) {
+                                             const uint32_t* query, int units,
+                                             const TileConstants& constants) {
   if (width == 3) {
-    KeyGroupDots<3, kBlocks>(dots, codes, block, query, units, start);
+    KeyGroupDots<3, kBlocks>(dots, codes, block, query, units, constants);
   } else if (width == 4) {
-    KeyGroupDots<4, kBlocks>(dots, codes, block, query, units, start);
+    KeyGroupDots<4, kBlocks>(dots, codes, block, query, units, constants);
   } else if (width == 2) {
-    KeyGroupDots<2, kBlocks>(dots, codes, block, query, units, start);
+    KeyGroupDots<2, kBlocks>(dots, codes, block, query, units, constants);
   } else if (width == 5) {
-    KeyGroupDots<5, kBlocks>(dots, codes, block, query, units, start);
+    KeyGroupDots<5, kBlocks>(dots, codes, block, query, units, constants);
   } else if (width == 8) {
-    KeyGroupDots<8, kBlocks>(dots, codes, block, query, units, start);
+    KeyGroupDots<8, kBlocks>(dots, codes, block, query, units, constants);
   } else {
-    KeyGroupDots<1, kBlocks>(dots, codes, block, query, units, start);
+    KeyGroupDots<1, kBlocks>(dots, codes, block, query, units, constants);
   }
 }
 
-/// Norm bytes become floats by one PRMT: 2^23 + byte, or 2^15 + byte, byte i of the eight in v.
-__device__ __forceinline__ float ByteAt23(uint2 v, int i) {
-  return __uint_as_float(SelectBytes(i < 4 ? v.x : v.y, 0x4b000000u, 0x7650u + (i & 3)));
-}
-__device__ __forceinline__ float ByteAt15(uint2 v, int i) {
-  return __uint_as_float(SelectBytes(i < 4 ? v.x : v.y, 0x47000000u, 0x7604u | ((i & 3) << 4)));
+/// Norm bytes become floats by one PRMT: 2^15 + byte i of the eight in v.
+__device__ __forceinline__ float ByteAt15(const TileConstants& constants, uint2 v, int i) {
+  return __uint_as_float(SelectBytes(i < 4 ? v.x : v.y, constants.two_to_15, 0x7604u | ((i & 3) << 4)));
 }
 /// log2 of norm byte i over its reference: (byte - 128) / 32.
-__device__ __forceinline__ float LogNorm(uint2 v, int i) {
-  return fmaf(ByteAt23(v, i), 1.0f / 32, -262144.0f - 4.0f);
+__device__ __forceinline__ float LogNorm(const TileConstants& constants, uint2 v, int i) {
+  return fmaf(ByteAt15(constants, v, i), 1.0f / 32, -kNormExponentBias);
 }
 /// The norm bytes of this lane's tokens 16 (i / 2) + 8 (i & 1) + g of the warp's blocks. norms: 64 bytes.
 template <int kBlocks>
-__device__ __forceinline__ uint2 LoadNorms(const uint8_t* norms, int g, int block) {
+__device__ __forceinline__ uint2 LoadNorms(const TileConstants& constants, const uint8_t* norms, int block) {
   if constexpr (kBlocks == 4) {
-    return *reinterpret_cast<const uint2*>(norms + g * 8);
+    return *reinterpret_cast<const uint2*>(norms + constants.norm_offset);
   } else {
-    return make_uint2(*reinterpret_cast<const uint16_t*>(norms + g * 8 + 2 * block), 0);
+    return make_uint2(*reinterpret_cast<const uint16_t*>(norms + constants.norm_offset + 2 * block), 0);
   }
 }
 
@@ -134,9 +173,10 @@ __device__ __forceinline__ uint2 LoadNorms(const uint8_t* norms, int g, int bloc
 /// of the warp's 16-token blocks.
 template <int kWidth, int kUnits, int kHeadsALane, int kBlocks, bool kLast>
 __device__ __forceinline__ void ValueProductsOf(float* output, const uint32_t* codes, int block,
+                                                const TileConstants& constants,
                                                 const uint32_t (&probabilities)[kBlocks],
                                                 const float (&factor)[kHeadsALane]) {
-  Int4 start = {kAccumulatorStart, kAccumulatorStart, kAccumulatorStart, kAccumulatorStart};
+  Int4 start = constants.start;
   if constexpr (kWidth == 4 || kWidth == 5) {  // codes stand for n + 1/2: half the sum of P
     int sums[4] = {0, 0, 0, 0};
     constexpr uint32_t kOnes = 0x01010101u;
@@ -155,7 +195,7 @@ __device__ __forceinline__ void ValueProductsOf(float* output, const uint32_t* c
   for (int u = 0; u < kUnits; ++u) {
     int sum[4];
     uint32_t q[2 * kBlocks];
-    DecodeBlocks<kWidth, kBlocks, kLast>(codes + u * 32 * kWidth, block, q);
+    DecodeBlocks<kWidth, kBlocks, kLast>(codes + u * 32 * kWidth, block, constants.tables, q);
     if constexpr (kBlocks == 4) {
       MmaS8U8K32From(sum, q[0], q[1], q[2], q[3], probabilities[0], probabilities[1], start);
       MmaS8U8K32(sum, q[4], q[5], q[6], q[7], probabilities[2], probabilities[3]);
@@ -173,12 +213,15 @@ __device__ __forceinline__ void ValueProductsOf(float* output, const uint32_t* c
 
 template <int kWidth, int kUnits, int kHeadsALane, int kBlocks>
 __device__ __forceinline__ void ValueProducts(float* output, const uint32_t* codes, int block,
+                                              const TileConstants& constants,
                                               const uint32_t (&probabilities)[kBlocks],
                                               const float (&factor)[kHeadsALane]) {
   if (kBlocks == 1 && LastBlockDiffers(kWidth) && block == 3) {
-    ValueProductsOf<kWidth, kUnits, kHeadsALane, kBlocks, true>(output, codes, block, probabilities, factor);
+    ValueProductsOf<kWidth, kUnits, kHeadsALane, kBlocks, true>(output, codes, block, constants,
+                                                                probabilities, factor);
   } else {
-    ValueProductsOf<kWidth, kUnits, kHeadsALane, kBlocks, false>(output, codes, block, probabilities, factor);
+    ValueProductsOf<kWidth, kUnits, kHeadsALane, kBlocks, false>(output, codes, block, constants,
+                                                                 probabilities, factor);
   }
 }
 

@@ -50,8 +50,11 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
   WaitForPreviousKernel();
   LetNextKernelStart();
   if (p.exact_tiles > 0) {
-    AttendExactTiles<kHeadDim, kWarps, kSlots>(p, sequence, work_head, p.coded_end[sequence], 0, 1, scratch,
-                                               exact, exact_states);
+    const int coded_end = p.coded_end[sequence], length = p.length[sequence];
+    ExactLoads<kHeadDim, kWarps> loads;
+    loads.Load(p, sequence, kv_head, coded_end, length, 0);
+    AttendExactTiles<kHeadDim, kWarps, kSlots>(p, sequence, work_head, coded_end, length, 0, 1, loads,
+                                               scratch, exact, exact_states);
   }
   constexpr int kChunks = kHeadDim / 32;
   for (int task = WarpIndex(); task < rows.count * kChunks; task += kWarps) {

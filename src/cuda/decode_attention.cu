@@ -28,6 +28,7 @@ DecodeKernelPointer FindKernel(const DecodeShape& shape, const HeadTraits& trait
     return fits && variant.warps == kWarpWorkerWarps ? WarpWorkerDecodeKernel() : nullptr;
   }
   if (shape.head_dim == 64) return DecodeKernel64(variant);
+  if (shape.head_dim == 256) return DecodeKernel256(variant);
   DecodeKernelPointer kernel = traits.value_width == 3 ? DecodeKernel128Value3(variant) : nullptr;
   return kernel ? kernel : DecodeKernel128(variant);
 }
@@ -105,7 +106,7 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
   alone.warps = kWarpWorkerWarps;
   alone.warp_workers = true;
   if (Pairs(config) >= kWarpWorkerPairsAProcessor * limits.processors &&
-      TryVariant(config, alone, 2, 2, limits)) {
+      TryVariant(config, alone, 2, 1, limits)) {
     config.workers = limits.processors * kWarpWorkerWarps;
     config.cluster_blocks = 1;
     return true;
@@ -115,7 +116,7 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
   config.cluster_blocks = split.blocks;
   return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 3, 1, limits)) ||
          (split.tiles_a_block > kFewTilesABlock && TryVariant(config, wide, 2, 2, limits)) ||
-         TryVariant(config, narrow, 3, 1, limits);
+         TryVariant(config, narrow, 3, 1, limits) || TryVariant(config, split_tiles, 3, 1, limits);
 }
 
 // The scratch's arrays one after another, each aligned; with a base of null, `end` is the size.
@@ -131,7 +132,7 @@ struct ScratchArrays {
 };
 
 int64_t CarveScratch(const DecodeConfig& config, uint8_t* base, DecodeParams& p) {
-  const int64_t pairs = Pairs(config), partials = pairs + config.workers;
+  const int64_t pairs = Pairs(config), partials = config.variant.warp_workers ? pairs + config.workers : 0;
   ScratchArrays scratch{base};
   p.query_blocks = scratch.Take<uint8_t>(pairs * config.query_layout.bytes);
   p.ranges = scratch.Take<WorkRange>(config.workers);
@@ -139,57 +140,44 @@ int64_t CarveScratch(const DecodeConfig& config, uint8_t* base, DecodeParams& p)
   p.spans = scratch.Take<WorkerSpan>(pairs);
   p.partial = scratch.Take<float>(partials * kMaxQueryHeads * config.shape.head_dim);
   p.partial_log_sum = scratch.Take<float>(partials * kMaxQueryHeads);
-  p.arrived = scratch.Take<int32_t>(pairs * kMaxClusterBlocks);
   return scratch.end;
+}
+
+int64_t CarveExchange(const DecodeConfig& config, uint8_t* base, DecodeParams& p) {
+  const int64_t sent = config.variant.warp_workers ? 0 : Pairs(config) + config.workers;
+  ScratchArrays exchange{base};
+  p.step = exchange.Take<uint32_t>(1);
+  p.sent = exchange.Take<uint64_t>(sent * kMaxQueryHeads * config.shape.head_dim);
+  p.sent_log_sum = exchange.Take<uint64_t>(sent * kMaxQueryHeads);
+  return exchange.end;
 }
 
 Status CheckShape(const DecodeShape& shape) {
   if (shape.batch < 1 || shape.kv_heads < 1 || shape.expected_tokens < 0 || shape.window_tiles < 0) {
     return Status(ErrorCode::kInvalidArgument, "CUDA decode attention: an empty batch, or a negative size");
   }
-  if (shape.head_dim != 64 && shape.head_dim != 128) {
-    return Unsupported("head dim " + std::to_string(shape.head_dim) + "; the kernels have 64 and 128");
+  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256) {
+    return Unsupported("head dim " + std::to_string(shape.head_dim) + "; the kernels have 64, 128 and 256");
   }
-  if (shape.query_heads < 1 || shape.query_heads > kMaxHeadParts * kMaxQueryHeads) {
+  if (shape.query_heads < 1 || shape.query_heads > kMaxGroupHeads) {
     return Unsupported(std::to_string(shape.query_heads) + " query heads a KV head; the kernels have 1.." +
-                       std::to_string(kMaxHeadParts * kMaxQueryHeads));
+                       std::to_string(kMaxGroupHeads));
   }
   return Status::Ok();
 }
 
-DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits) {
+DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits, int head_parts) {
   DecodeConfig config;
   config.shape = shape;
   config.traits = traits;
-  config.head_parts = (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads;
+  config.head_parts = head_parts;
   config.part_heads = (shape.query_heads + config.head_parts - 1) / config.head_parts;
   config.query_layout = QueryBlockLayout::For(traits.key_units, config.part_heads <= kFewQueryHeads);
   config.stage_bytes = AlignShared(traits.record_bytes);
   return config;
 }
 
-// Clusters of `blocks` blocks that the device runs at once, each block alone on its processor.
-int CountClusters(int blocks, int shared_bytes) {
-  const DecodeKernelPointer kernel = DecodeKernel128Value3({8, true, false, false, false});
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(256);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  const bool known =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) ==
-          cudaSuccess &&
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-      cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess;
-  if (!known) (void)cudaGetLastError();
-  return known ? clusters : 0;
-}
+int HeadParts(const DecodeShape& shape) { return (shape.query_heads + kMaxQueryHeads - 1) / kMaxQueryHeads; }
 
 Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool early, CUstream_st* stream) {
   DecodeParams params = given;
@@ -210,7 +198,7 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
     attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
     ++count;
   }
-  if (early) {
+  if (early && HasSm90Code()) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count].val.programmaticStreamSerializationAllowed = 1;
     ++count;
@@ -229,42 +217,25 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
 
 }  // namespace
 
-Result<DeviceLimits> ReadDeviceLimits(int device) {
-  int count = 0;
-  const cudaError_t found = cudaGetDeviceCount(&count);
-  if (found != cudaSuccess || count <= device) {
-    (void)cudaGetLastError();
-    return Status(ErrorCode::kUnsupported,
-                  "there is no CUDA device " + std::to_string(device) +
-                      (found == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(found) + ")"));
-  }
-  cudaDeviceProp properties;
-  BGTQ_RETURN_IF_ERROR(
-      CudaStatus(cudaGetDeviceProperties(&properties, device), "reading the device's limits"));
-  if (properties.major != 9) {
-    return Status(ErrorCode::kUnsupported, std::string(properties.name) + " has compute capability " +
-                                               std::to_string(properties.major) + "." +
-                                               std::to_string(properties.minor) +
-                                               "; the kernels are built for 9.0");
-  }
-  DeviceLimits limits;
-  limits.processors = properties.multiProcessorCount;
-  limits.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-  for (int i = 0; i < kClusterSizes; ++i) limits.clusters[i] = CountClusters(1 << i, limits.shared_bytes);
-  return limits;
-}
-
 Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
                                      const DeviceLimits& limits) {
   BGTQ_RETURN_IF_ERROR(CheckShape(shape));
-  DecodeConfig config = StartConfig(shape, traits);
-  if (!ChooseVariant(config, limits)) {
-    return Unsupported("a batch of " + std::to_string(shape.batch) + " with " +
-                       std::to_string(shape.kv_heads) + " KV heads does not fit " +
-                       std::to_string(limits.shared_bytes) + " bytes of shared memory; use a smaller batch");
+  DecodeConfig config = StartConfig(shape, traits, HeadParts(shape));
+  bool fits = ChooseVariant(config, limits);
+  if (!fits && config.part_heads > kFewQueryHeads) {  // less shared memory, for two passes over the codes
+    config = StartConfig(shape, traits, 2 * HeadParts(shape));
+    fits = ChooseVariant(config, limits);
+  }
+  if (!fits) {
+    return Unsupported(
+        "a batch of " + std::to_string(shape.batch) + " with " + std::to_string(shape.kv_heads) +
+        " KV heads of dim " + std::to_string(shape.head_dim) + " does not fit " +
+        std::to_string(limits.shared_bytes) +
+        " bytes of shared memory; use a smaller batch, or a plan with less mean and fewer bits");
   }
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
+  config.exchange_bytes = CarveExchange(config, nullptr, unused);
   return config;
 }
 
@@ -272,19 +243,22 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
                                        const DeviceLimits& limits, const DecodeVariant& variant, int stages,
                                        int cluster_blocks, int workers) {
   BGTQ_RETURN_IF_ERROR(CheckShape(shape));
-  DecodeConfig config = StartConfig(shape, traits);
+  DecodeConfig config = StartConfig(shape, traits, HeadParts(shape));
   DecodeVariant asked = variant;
   asked.few_heads = config.part_heads <= kFewQueryHeads;
   asked.mean = traits.mean_units > 0;
-  if (!TryVariant(config, asked, stages, 1, limits)) return Unsupported("there is no such configuration");
+  if (!TryVariant(config, asked, stages, 1, limits) || (cluster_blocks > 1 && !HasSm90Code())) {
+    return Unsupported("there is no such configuration");
+  }
   config.cluster_blocks = cluster_blocks;
   config.workers = workers;
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
+  config.exchange_bytes = CarveExchange(config, nullptr, unused);
   return config;
 }
 
-void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& params) {
+void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange, DecodeParams& params) {
   params.batch = config.shape.batch;
   params.kv_heads = config.shape.kv_heads;
   params.query_heads = config.shape.query_heads;
@@ -302,6 +276,7 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& para
   params.stages = config.stages;
   params.stage_bytes = config.stage_bytes;
   CarveScratch(config, scratch, params);
+  CarveExchange(config, exchange, params);
 }
 
 Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream) {
@@ -310,6 +285,11 @@ Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& para
 
 Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
                              CUstream_st* stream) {
+  if (params.launch >= kMaxLaunchesAStep) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "CUDA decode attention: launch " + std::to_string(params.launch) +
+                      " of a step; there may be " + std::to_string(kMaxLaunchesAStep));
+  }
   if (!config.variant.warp_workers) return LaunchKernel(config, params, overlap, stream);
   BGTQ_RETURN_IF_ERROR(LaunchQueryPrep(params, overlap, stream));
   BGTQ_RETURN_IF_ERROR(LaunchKernel(config, params, true, stream));

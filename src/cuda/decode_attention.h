@@ -1,7 +1,7 @@
 // Decode attention on the GPU: one new token of every sequence of a batch attends to its packed cache,
 // straight from the codes, and to its exact tokens. What a backend calls:
 //
-//   once a model   TraitsOf / BuildHeadTable (head_table.h), ConfigureDecode, scratch of config.scratch_bytes
+//   once a model   TraitsOf / BuildHeadTable (head_table.h), ConfigureDecode, scratch and exchange memory
 //   once a step    LaunchDecodeSchedule
 //   once a layer   LaunchDecodeAttention
 //
@@ -30,11 +30,14 @@ struct DecodeShape {
 
 inline constexpr int kClusterSizes = 5;
 struct DeviceLimits {
-  int processors = 0;                // SMs
-  int shared_bytes = 0;              // a block may have
-  int clusters[kClusterSizes] = {};  // of 1, 2, 4, 8, 16 blocks that run at once, a block a processor
+  int processors = 0;    // SMs
+  int shared_bytes = 0;  // a block may have
+  // Clusters of 1, 2, 4, 8, 16 blocks that run at once, a block a processor; compute capability 8: 1 block
+  // only.
+  int clusters[kClusterSizes] = {};
 };
-/// Errors: kUnsupported when there is no CUDA device, or none with the instructions of the kernels (sm_90).
+/// Makes the device the current one. Errors: kUnsupported when there is none, or this build has no kernels
+/// for it.
 Result<DeviceLimits> ReadDeviceLimits(int device);
 
 struct DecodeConfig {
@@ -45,7 +48,7 @@ struct DecodeConfig {
   int head_parts = 1, part_heads = 0;  // decode_params.h
   int workers = 0, cluster_blocks = 1, stages = 0, stage_bytes = 0, shared_bytes = 0;
   QueryBlockLayout query_layout{};
-  int64_t scratch_bytes = 0;
+  int64_t scratch_bytes = 0, exchange_bytes = 0;
   /// Tokens whose probabilities are rounded to 255ths of the largest among them.
   int rounding_tokens() const { return variant.split_tiles ? kTileTokens / 4 : kTileTokens; }
 };
@@ -64,16 +67,19 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
 
 /// Fills the fields of `params` that follow from the configuration: shapes, scratch pointers, kernel set-up.
 /// scratch: config.scratch_bytes of device memory, 256-byte aligned; need not be cleared.
-void BindDecode(const DecodeConfig& config, uint8_t* scratch, DecodeParams& params);
+/// exchange: config.exchange_bytes of device memory, 256-byte aligned, all zero when it is new, and used for
+/// nothing but this: configurations may share it.
+void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange, DecodeParams& params);
 
 /// params: bound; coded_end, sinks set.
 Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream);
 
-/// Query preparation to final output. params: bound, every field set.
-/// overlap: this layer's kernels may start while the kernel ahead of them in the stream still runs. They wait
-/// for it before they read queries or lengths of exact tokens, or write anything; it must not be the one that
-/// writes codes, block table, coded_end or the schedule. Preconditions on device data (not checked):
-/// coded_end <= 64 * max_pages; exact tokens fit the window ring. Accuracy: docs/kernels.md.
+/// Query preparation to final output. params: bound, every field set; `launch` differs from those of the
+/// other launches since the schedule. overlap: this layer's kernels may start while the kernel ahead of them
+/// in the stream still runs. They wait for it before they read queries or lengths of exact tokens, or write
+/// anything; it must not be the one that writes codes, block table, coded_end or the schedule. Preconditions
+/// on device data (not checked): coded_end <= 64 * max_pages; exact tokens fit the window ring. Accuracy:
+/// docs/kernels.md.
 Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
                              CUstream_st* stream);
 

@@ -5,9 +5,9 @@
 // warps take in turn, streaming whole records through private rings. Of each (sequence, head) that the range
 // touches, every block prepares the queries for itself (that is cheaper than to wait for them), attends to
 // its share of the exact tiles, then to its coded tiles. The cluster merges its blocks through distributed
-// shared memory; block `rank` finishes query heads rank, rank + blocks, ... A (sequence, head) that several
-// workers share is merged by whichever arrives last, in worker order, so the result does not depend on who
-// that is.
+// shared memory; block `rank` finishes query heads rank, rank + blocks, ... Where several workers share a
+// (sequence, head), it is the last of the first worker's range and the first of the others': they send their
+// parts to the first worker, which merges them in worker order.
 #pragma once
 
 #include "src/cuda/decode_layout.h"
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   merge.part_states = reinterpret_cast<SoftmaxState*>(shared + layout.part_states);
   auto& merged = *reinterpret_cast<MergedOutput<kHeadDim>*>(scratch);
 
-  if (thread == 0) BarrierInit(mean_barrier, 1);
+  if (thread == 0) BarrierInit(mean_barrier, kCopyArrivals);
   if (lane == 0 && block16 == 0) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
-      BarrierInit(full_barrier + 8 * i, 1);
-      if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam);
+      BarrierInit(full_barrier + 8 * i, kCopyArrivals);
+      if (kTeam > 1) BarrierInit(empty_barrier + 8 * i, kTeam * 32);
     }
   }
   BarrierInitFence();
@@ -102,7 +102,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
   MeanBias<kHeadDim, kWarps, kFew, kBlocks> mean(p, shared + layout.mean,
                                                  reinterpret_cast<uint32_t*>(scratch), mean_barrier);
-  if (kMean) mean.SendForConstants(p.KvHead(start.head));
+  if (kMean) {
+    if (!kSm90) __syncwarp();  // every lane arrives at the barrier
+    mean.SendForConstants(p.KvHead(start.head));
+  }
   QueryTransform<kHeadDim, kWarps> query_transform;
   query_transform.Load(p, p.KvHead(start.head));
   // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
@@ -134,8 +137,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     queries.Load(p, start.sequence, start.head);
   }
 
+  const TileConstants constants = TileConstants::Load();
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0;
+  const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   for (;;) {
     const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
@@ -152,9 +157,17 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       mean.Start(header, current.sequence, current.head,
                  {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k);
     }
+    const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
+    const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
+    ExactLoads<kHeadDim, kWarps> exact;
+    constexpr bool kEarlyExact = kHeadDim <= 128 && (kSm90 || kWarps <= 8);  // otherwise registers are lacking
+    if (kEarlyExact && p.exact_tiles > 0) {
+      exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
+    }
     PrepareQueries<kHeadDim, kWarps, kFew>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
-        query_transform, queries, *reinterpret_cast<QueryScratch*>(shared + layout.query_scratch), query);
+        query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
+        query);
     if (kMean) mean.PrepareQueries();
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
@@ -165,9 +178,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
     }
     if (p.exact_tiles > 0) {
-      const int sharers = span.y * blocks, index = (worker - span.x) * blocks + rank;
-      AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end,
-                                                 sharers - 1 - index, sharers,
+      if (!kEarlyExact) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
+      AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end, length,
+                                                 first_exact, sharers, exact,
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
@@ -178,7 +191,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
-    const SharedQuery shared_query = {query, p.query_layout.scale, p.query_layout.start};
+    const SharedQuery shared_query = {query, p.query_layout.scale};
     const SharedValues values = {header.value_codes, header.value_norms, header.value_width};
 #pragma unroll 1
     for (;;) {
@@ -198,22 +211,24 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       if (k == 0) stream.FillAfterFirst();
       if (coded) {
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
-            state, logit, ring + stage * p.stage_bytes, values, passes, shared_query, block16,
+            state, logit, constants, record, values, passes, shared_query, block16,
             p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
       }
       __syncwarp();
       if (kTeam == 1) {
         stream.Refill(stage);
-      } else {
-        if (lane == 0) BarrierArrive(empty_barrier + 8 * stage);
-        if (block16 == 0 && stream.HasNext()) {
+      } else if (first + step * (k + stages) < end) {  // refilled when the team's warps have read it
+        BarrierArrive(empty_barrier + 8 * stage);
+        if (block16 == 0) {
           BarrierWait(empty_barrier + 8 * stage, ring_phase);
           stream.Refill(stage);
         }
       }
       ++k;
+      record += p.stage_bytes;
       if (++stage == stages) {
         stage = 0;
+        record = ring;
         ring_phase ^= 1;
       }
     }
@@ -223,8 +238,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const QueryRows rows = RowsOf(p, current.head);
     const int finished_heads = (rows.count - rank + blocks - 1) >> blocks_shift;
     ValueTransform<kHeadDim, kWarps> value_transform;
-    constexpr bool kEarly = kWarps <= 8;  // more warps lack the registers
+    constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
+    const uint32_t step = span.y > 1 ? *p.step : 0;  // asked for here, where nothing waits for it
     state.FinishSum();
     if (has_mean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);
@@ -245,32 +261,27 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
           reinterpret_cast<__half*>(p.out) +
           (static_cast<size_t>(current.sequence) * p.kv_heads * p.query_heads + rows.first) * kHeadDim;
       const size_t slot = static_cast<size_t>(pair) + worker;
-      const bool whole = span.y == 1;
-      Unrotate<kHeadDim, kWarps>(p, kv_head, finished_heads, value_transform, merged,
-                                 [&](int column, int d, float value) {
-                                   const int head = rank + column * blocks;
-                                   if (whole) {
-                                     out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(value);
-                                   } else {
-                                     p.partial[(slot * kMaxQueryHeads + head) * kHeadDim + d] = value;
-                                   }
-                                 });
-      if (!whole) {
-        if (thread < finished_heads) {
-          p.partial_log_sum[slot * kMaxQueryHeads + rank + thread * blocks] = merged.log_sum[thread];
-        }
+      const bool whole = span.y == 1, merges = span.x == worker;
+      const uint32_t flag = step * kMaxLaunchesAStep + p.launch;
+      Unrotate<kHeadDim, kWarps>(
+          p, kv_head, finished_heads, value_transform, merged, [&](int column, int d, float value) {
+            const int head = rank + column * blocks;
+            if (whole) {
+              out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(value);
+            } else if (merges) {
+              merged.exact[column][d] = value;
+            } else {
+              SendWord(p.sent + (slot * kMaxQueryHeads + head) * kHeadDim + d, FlaggedWord(value, flag));
+            }
+          });
+      if (!whole && !merges && thread < finished_heads) {
+        SendWord(p.sent_log_sum + slot * kMaxQueryHeads + rank + thread * blocks,
+                 FlaggedWord(merged.log_sum[thread], flag));
+      }
+      if (!whole && merges) {
         __syncthreads();
-        if (thread == 0) {
-          int* arrived = p.arrived + pair * kMaxClusterBlocks + rank;
-          merged.last = AddAndPublish(arrived, segment_end - x) + segment_end - x == current.tiles;
-          if (merged.last) *arrived = 0;
-        }
-        __syncthreads();
-        // The counter's thread has the others' partials, and after the barrier so has this block.
-        if (__shfl_sync(~0u, merged.last, 0)) {  // known to be the same for the whole warp
-          MergeWorkers<kWarps, kHeadDim>(p, static_cast<size_t>(pair) + span.x, span.y, rank, blocks,
-                                         finished_heads, out);
-        }
+        MergeWorkers<kWarps, kHeadDim>(p, flag, slot + 1, span.y - 1, rank, blocks, finished_heads, merged,
+                                       out);
       }
     }
     if (blocks > 1) ClusterWait();

@@ -21,6 +21,7 @@ struct DecodeVariant {
 DecodeKernelPointer DecodeKernel128Value3(const DecodeVariant& variant);  // head dim 128, every value width 3
 DecodeKernelPointer DecodeKernel128(const DecodeVariant& variant);        // head dim 128, any value widths
 DecodeKernelPointer DecodeKernel64(const DecodeVariant& variant);         // head dim 64, any value widths
+DecodeKernelPointer DecodeKernel256(const DecodeVariant& variant);        // head dim 256, any value widths
 
 /// Head dim 128, every value width 3, few heads, no mean.
 DecodeKernelPointer WarpWorkerDecodeKernel();

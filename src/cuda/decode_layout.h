@@ -39,7 +39,7 @@ struct SharedLayout {
     s.query_bytes = AlignShared(query_block_bytes);
     at += s.query_bytes;
     s.query_scratch = at;
-    at += kMaxKeyUnits * 8 * 4;
+    at += MaxKeyUnits(head_dim) * 8 * 4;
     s.mean = at;
     if (mean) at += AlignShared(MeanShared::For(head_dim, few, direct_units).bytes);
     // Used in turn: ExactScratch, the mean's tiles [warps][kBatchTiles], the warps' outputs

@@ -29,9 +29,8 @@ struct MergeShared {
 template <int kHeadDim>
 struct MergedOutput {
   __half rotated[8][kHeadDim + 8];  // coded tokens' share, normalised, before the un-rotation
-  float exact[8][kHeadDim];         // exact tokens' share
+  float exact[8][kHeadDim];         // exact tokens' share; then the whole output
   float log_sum[8];
-  int last;
 };
 
 /// Merges the warps of the block into m.part[0]. Ends with the parts written but not synchronised.
@@ -181,7 +180,8 @@ struct ValueTransform {
   }
 };
 
-/// Un-rotates merged.rotated, adds merged.exact and calls store(column, dim, value) for `heads` columns.
+/// Un-rotates merged.rotated, adds merged.exact and calls store(column, dim, value) for `heads` columns;
+/// store may overwrite merged.exact[column][dim].
 template <int kHeadDim, int kWarps, typename Store>
 __device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int heads,
                                          const ValueTransform<kHeadDim, kWarps>& transform,
@@ -210,45 +210,73 @@ __device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int he
   }
 }
 
-/// The last of `count` workers of a (sequence, head): merges their partials, slots first, first + 1, ... of
-/// p.partial, and writes the output of the heads that this block finishes.
+/// A float on its way to another block, with the flag of its launch.
+__device__ __forceinline__ uint64_t FlaggedWord(float value, uint32_t flag) {
+  return static_cast<uint64_t>(flag) << 32 | __float_as_uint(value);
+}
+/// Waits until every lane's word, read before as `word`, is this launch's (or the lane is not `used`). The
+/// warp stays together: the compiler would guard every warp-wide instruction of the kernel after a loop that
+/// its lanes leave one by one. The blocks that send are all running, or will be: the grid is no larger than
+/// what the device runs at once.
+__device__ __forceinline__ float WaitForFlag(const uint64_t* from, uint64_t word, bool used, uint32_t flag) {
+  while (__any_sync(~0u, used && static_cast<uint32_t>(word >> 32) != flag)) {
+    BetweenPolls();
+    if (used) word = ReceiveWord(from);
+  }
+  return __uint_as_float(static_cast<uint32_t>(word));
+}
+
+/// The first worker of a (sequence, head): merges its own part, in merged.exact and log_sum, with those that
+/// `others` workers send to slots first, first + 1, ..., in this order, and writes the output of the heads
+/// that this block finishes.
 template <int kWarps, int kHeadDim>
-__device__ __forceinline__ void MergeWorkers(const DecodeParams& p, size_t first, int count, int rank,
-                                             int blocks, int heads, __half* out) {
+__device__ __forceinline__ void MergeWorkers(const DecodeParams& p, uint32_t flag, size_t first, int others,
+                                             int rank, int blocks, int heads,
+                                             const MergedOutput<kHeadDim>& merged, __half* out) {
   constexpr int kChunks = kHeadDim / 32, kChunk = 8;  // of dims, of workers in flight
   const int lane = threadIdx.x & 31, warp = WarpIndex();
 #pragma unroll 1
   for (int task = warp; task < heads * kChunks; task += kWarps) {
-    const int d = task % kChunks * 32 + lane, head = rank + task / kChunks * blocks;
-    const float* partial = p.partial + (first * kMaxQueryHeads + head) * kHeadDim + d;
+    const int column = task / kChunks, d = task % kChunks * 32 + lane, head = rank + column * blocks;
+    const uint64_t* sent = p.sent + (first * kMaxQueryHeads + head) * kHeadDim + d;
     constexpr size_t kStride = static_cast<size_t>(kMaxQueryHeads) * kHeadDim;
-    const float* log_sums = p.partial_log_sum + first * kMaxQueryHeads + head;
+    const uint64_t* log_sums = p.sent_log_sum + first * kMaxQueryHeads + head;
     const auto log_sum_of = [&](int i) {
-      return i < count ? __ldcg(log_sums + i * kMaxQueryHeads) : kNoLogit;
+      const bool used = i < others;
+      const uint64_t* from = log_sums + (used ? i : 0) * kMaxQueryHeads;
+      const float log_sum = WaitForFlag(from, ReceiveWord(from), used, flag);
+      return used ? log_sum : kNoLogit;
     };
-    const auto load = [&](int i0, float(&held)[kChunk]) {
+    uint64_t words[kChunk];
+    const auto load = [&](int i0) {
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) held[i] = i0 + i < count ? __ldcg(partial + (i0 + i) * kStride) : 0.0f;
+      for (int i = 0; i < kChunk; ++i)
+        words[i] = i0 + i < others ? ReceiveWord(sent + (i0 + i) * kStride) : 0;
     };
-    const float own = log_sum_of(lane);
-    float held[kChunk];
-    load(0, held);
-    float top = own;
+    load(0);
+    const float first_log_sum = log_sum_of(lane), own_log_sum = merged.log_sum[column];
+    float top = fmaxf(own_log_sum, first_log_sum);
 #pragma unroll 1
-    for (int i0 = 32; i0 < count; i0 += 32) top = fmaxf(top, log_sum_of(i0 + lane));
+    for (int i0 = 32; i0 < others; i0 += 32) top = fmaxf(top, log_sum_of(i0 + lane));
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
-    float sum = 0, total = 0;
+    const auto weight_of = [&](float log_sum) { return log_sum > kNoLogit ? Exp2(log_sum - top) : 0.0f; };
+    const float own_weight = weight_of(own_log_sum);
+    float sum = own_weight * merged.exact[column][d], total = lane == 0 ? own_weight : 0.0f;
 #pragma unroll 1
-    for (int i0 = 0; i0 < count; i0 += 32) {
-      const float log_sum = i0 == 0 ? own : log_sum_of(i0 + lane);
-      const float weight = log_sum > kNoLogit ? Exp2(log_sum - top) : 0.0f;
+    for (int i0 = 0; i0 < others; i0 += 32) {
+      const float weight = weight_of(i0 == 0 ? first_log_sum : log_sum_of(i0 + lane));
       total += weight;
 #pragma unroll 1
-      for (int j = 0; j < 32 && i0 + j < count; j += kChunk) {
-        if (i0 + j > 0) load(i0 + j, held);
+      for (int j = 0; j < 32 && i0 + j < others; j += kChunk) {
+        if (i0 + j > 0) load(i0 + j);
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) sum = fmaf(held[i], __shfl_sync(~0u, weight, j + i), sum);
+        for (int i = 0; i < kChunk; ++i) {
+          const float w = __shfl_sync(~0u, weight, j + i);
+          if (i0 + j + i < others) {
+            sum = fmaf(WaitForFlag(sent + (i0 + j + i) * kStride, words[i], true, flag), w, sum);
+          }
+        }
       }
     }
 #pragma unroll

@@ -8,15 +8,20 @@
 
 namespace blockgtq::cuda {
 
-inline constexpr int kTileTokens = 64;    // tokens a record
-inline constexpr int kUnitWidth = 16;     // dims a unit
-inline constexpr int kMaxGroups = 8;      // key groups of a head
-inline constexpr int kMaxKeyUnits = 16;   // of a head, padding included
-inline constexpr int kMaxQueryHeads = 8;  // query heads a part: the columns of one tensor product
-inline constexpr int kMaxHeadParts = 2;   // a KV head with more query heads is attended to in two parts
-inline constexpr int kFewQueryHeads = 4;  // up to so many, the low halves of queries ride in spare columns
+inline constexpr int kTileTokens = 64;     // tokens a record
+inline constexpr int kUnitWidth = 16;      // dims a unit
+inline constexpr int kMaxGroups = 8;       // key groups of a head
+inline constexpr int kMaxQueryHeads = 8;   // query heads a part: the columns of one tensor product
+inline constexpr int kMaxGroupHeads = 16;  // query heads a KV head, attended to in parts
+inline constexpr int kFewQueryHeads = 4;   // up to so many, the low halves of queries ride in spare columns
 inline constexpr int kMaxPasses = 2 * kMaxGroups;
 inline constexpr int kMaxClusterBlocks = 16;
+inline constexpr int kMaxLaunchesAStep = 256;
+/// A 32nd of ByteAt15() (attention_tile.cuh), 2^15 + norm byte, is this + log2(norm / its reference).
+inline constexpr float kNormExponentBias = 1028.0f;
+
+/// Key units of a head, padding included: all groups but one may have one that is not full.
+constexpr int MaxKeyUnits(int head_dim) { return head_dim / kUnitWidth + kMaxGroups - 1; }
 
 /// Groups at least so wide take queries of 16 bits (hi + lo). With few heads the lo part costs half a percent
 /// of the time, so every group takes it; otherwise it is a second pass over the codes.
@@ -46,7 +51,6 @@ struct alignas(16) HeadHeader {
   // series_first + s.
   int32_t series_first, series_units, direct_units;
   uint8_t direct_unit[kMaxDirectUnits];
-  uint8_t spare[8];
 };
 
 struct alignas(16) DeviceHead {
@@ -59,18 +63,19 @@ struct alignas(16) DeviceHead {
 /// The prepared queries of one (sequence, KV head), as the attention kernel copies them to shared memory:
 ///   hi   u32 [units][32]   m16n8k16 B fragments: byte j of lane 4 c + t is dim 4 t + j of column c
 ///   lo   u32 [units][32]   absent with few heads
-///   scale f32 [passes][8], start i32 [passes][8]
+///   scale f32 [passes][8], offset f32 [passes][8] that makes accumulators dot products
 struct QueryBlockLayout {
   int32_t units, passes;
-  int32_t lo, scale, start, bytes;  // byte offsets; bytes is a multiple of 128
+  int32_t lo, scale, offset, bytes;  // byte offsets; bytes is a multiple of 128
+  static constexpr int32_t Passes(bool few_heads) { return few_heads ? kMaxGroups : kMaxPasses; }
   static constexpr QueryBlockLayout For(int units, bool few_heads) {
     QueryBlockLayout l{};
     l.units = units;
-    l.passes = few_heads ? kMaxGroups : kMaxPasses;
+    l.passes = Passes(few_heads);
     l.lo = 128 * units;
     l.scale = (few_heads ? 1 : 2) * 128 * units;
-    l.start = l.scale + 32 * l.passes;
-    l.bytes = (l.start + 32 * l.passes + 127) / 128 * 128;
+    l.offset = l.scale + 32 * l.passes;
+    l.bytes = (l.offset + 32 * l.passes + 127) / 128 * 128;
     return l;
   }
 };
@@ -94,8 +99,9 @@ struct alignas(8) SoftmaxState {
 /// a part of a KV head with up to 8 of its query heads: head_parts a KV head, in order.
 struct DecodeParams {
   int32_t batch, kv_heads, query_heads;  // query heads a KV head
-  int32_t head_parts, part_heads;  // work heads a KV head; query heads of a part (the last may have fewer)
-  int32_t work_heads;              // kv_heads * head_parts
+  int32_t head_parts,
+      part_heads;      // work heads a KV head; query heads of a part (the last ones may have fewer)
+  int32_t work_heads;  // kv_heads * head_parts
   int32_t head_dim;
   float logit_scale;  // 1 / sqrt(head_dim) (times any model factor) * log2(e)
 
@@ -130,22 +136,32 @@ struct DecodeParams {
   const uint16_t* queries;  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order
   uint16_t* out;            // fp16, the same shape
 
-  // Scratch of the step, shared by its layers. Slot of a worker's partial of a pair: pair + worker.
+  // Scratch of the step, shared by its layers.
   QueryBlockLayout query_layout;
   uint8_t* query_blocks;       // [batch * work_heads][query_layout.bytes]
   const WorkRange* ranges;     // [workers]
   const int32_t* tile_prefix;  // [batch + 1] tiles of earlier sequences, of one head
   const WorkerSpan* spans;     // [batch * work_heads]
-  float* partial;              // [batch * work_heads + workers][8][head_dim], normalised
-  float* partial_log_sum;      // [batch * work_heads + workers][8] log2 of the sum of exp2(logit)
-  int32_t* arrived;            // [batch * work_heads][kMaxClusterBlocks] tiles done; zero between layers
+
+  // Partials of workers that share a pair: slot pair + worker holds one worker's output, normalised, and the
+  // log2 of its sum of exp2(logit). Warp workers leave them in scratch, as floats, to the kernel that merges
+  // them.
+  float* partial;          // [slots][8][head_dim]
+  float* partial_log_sum;  // [slots][8]
+  // Other workers send them to the pair's first one while it runs: words (value, flag), which are there when
+  // the flag is this launch's. Memory of its own that holds nothing else, so that no other word looks like
+  // one.
+  uint32_t* step;          // counts schedules
+  uint64_t* sent;          // [slots][8][head_dim]
+  uint64_t* sent_log_sum;  // [slots][8]
+  uint32_t launch;         // below kMaxLaunchesAStep, another for every launch between two schedules
 
   // Configuration of the attention kernel. A worker is a cluster of blocks, or one warp.
   int32_t workers, cluster_blocks, stages, stage_bytes;
   bool early;  // it may start before the kernel ahead of it in the stream has finished
 
-  // Of work head h (head_parts is 1 or 2):
-  constexpr int KvHead(int h) const { return h >> (head_parts - 1); }
+  // Of work head h (head_parts is 1, 2 or 4):
+  constexpr int KvHead(int h) const { return h >> head_parts / 2; }
   constexpr int Part(int h) const { return h & (head_parts - 1); }
 };
 

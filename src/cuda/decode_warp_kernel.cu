@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   const uint8_t* ring = shared + layout.ring + static_cast<size_t>(warp) * stages * p.stage_bytes;
 
   if (lane == 0) {
-    BarrierInit(query_barrier, 1);
-    BarrierInit(query_barrier + 8, 1);
-    for (int i = 0; i < stages; ++i) BarrierInit(ring_barrier + 8 * i, 1);
+    BarrierInit(query_barrier, kCopyArrivals);
+    BarrierInit(query_barrier + 8, kCopyArrivals);
+    for (int i = 0; i < stages; ++i) BarrierInit(ring_barrier + 8 * i, kCopyArrivals);
   }
   BarrierInitFence();
   const int4 range0 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker));
@@ -47,28 +47,26 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
 
   Segment query_segment = start;
   int query_at = begin, queries_loaded = 0;
-  const auto load_queries = [&]() {  // two segments ahead; lane 0
+  const auto load_queries = [&]() {  // two segments ahead
     if (query_at < end) {
-      const uint32_t barrier = query_barrier + 8 * (queries_loaded & 1);
-      BarrierExpect(barrier, p.query_layout.bytes);
-      BulkCopy(
+      WarpCopy(
           SharedAddress(queries + (queries_loaded & 1) * layout.query_bytes),
           p.query_blocks + static_cast<size_t>(query_segment.sequence * p.work_heads + query_segment.head) *
                                p.query_layout.bytes,
-          p.query_layout.bytes, barrier);
+          p.query_layout.bytes, query_barrier + 8 * (queries_loaded & 1));
       query_at += query_segment.tiles - query_segment.tile;
       if (query_at < end) query_segment.Next(tile_prefix, p.work_heads);
     }
     ++queries_loaded;
   };
   WaitForPreviousKernel();  // records do not depend on the kernel before; queries and partials do
-  if (lane == 0) {
-    load_queries();
-    load_queries();
-  }
+  load_queries();
+  load_queries();
 
+  const TileConstants constants = TileConstants::Load();
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, segment = 0;
+  const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   while (x < end) {
     const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
@@ -76,8 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
     const SharedHead<kFew>& head = heads[p.KvHead(current.head)];
     const SharedValues values = {head.header.value_codes, head.header.value_norms, kValueWidth};
     BarrierWait(query_barrier + 8 * (segment & 1), (segment >> 1) & 1);
-    const SharedQuery query = {queries + (segment & 1) * layout.query_bytes, p.query_layout.scale,
-                               p.query_layout.start};
+    const SharedQuery query = {queries + (segment & 1) * layout.query_bytes, p.query_layout.scale};
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
 #pragma unroll 1
@@ -88,18 +85,20 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
       if (coded_end > p.sinks) {
         float logit[8];
         AttendTile<kHeadDim, kFew, kValueWidth, 4, false>(
-            state, logit, ring + stage * p.stage_bytes, values, reinterpret_cast<const int4*>(head.passes),
-            query, 0, p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
+            state, logit, constants, record, values, reinterpret_cast<const int4*>(head.passes), query, 0,
+            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
       }
       __syncwarp();
       stream.Refill(stage);
+      record += p.stage_bytes;
       if (++stage == stages) {
         stage = 0;
+        record = ring;
         ring_phase ^= 1;
       }
     }
     state.FinishSum();
-    if (lane == 0) load_queries();
+    load_queries();
     if (tq < p.part_heads) {
       const size_t slot =
           (static_cast<size_t>(current.sequence * p.work_heads + current.head) + worker) * kMaxQueryHeads +

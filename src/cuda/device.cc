@@ -11,7 +11,6 @@ namespace blockgtq::cuda {
 Result<std::unique_ptr<Device>> Device::Open(int index) {
   std::unique_ptr<Device> device(new Device);
   BGTQ_ASSIGN_OR_RETURN(device->limits_, ReadDeviceLimits(index));
-  BGTQ_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), "choosing the device"));
   cudaDeviceProp properties;
   BGTQ_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, index), "reading the device"));
   device->name_ = fmt::format("{}, {:.1f} GiB", properties.name,

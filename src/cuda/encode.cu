@@ -23,7 +23,8 @@ constexpr int kUnitTile = kPageSlots * 16 * 2;  // shared bytes of a unit's coor
 constexpr int kFragmentBytes = 512;             // of 16 rows and 16 columns of a transform
 constexpr int kJobs = 4;                        // ring of jobs: the current one and those ahead
 
-/// Shared memory: transform, coordinates [units][4 warps][32 lanes] (later quad words), tokens, and these.
+/// Shared memory: transform (where it fits), coordinates [units][4 warps][32 lanes] (later quad words),
+/// tokens, and these.
 template <int kHeadDim>
 struct Tables {
   EncodeHead head;
@@ -87,20 +88,23 @@ __device__ __forceinline__ EncodeSide SideAt(const EncodeParams& p, int index) {
           (index & 1) != 0};
 }
 
-/// Starts the copy of a side's transform and of its head's description.
-template <int kHeadDim>
-__device__ __forceinline__ void LoadSide(const EncodeParams& p, const EncodeSide& side, uint4* transform,
-                                         EncodeHead* head) {
+/// Starts the copy of a side's transform, with kShared, and of its head's description. Returns where the
+/// transform is, or is going to be.
+template <int kHeadDim, bool kShared>
+__device__ __forceinline__ const uint4* LoadSide(const EncodeParams& p, const EncodeSide& side, uint4* shared,
+                                                 EncodeHead* head) {
   constexpr int kSteps = kHeadDim / 16;
   const int pieces = (side.value ? kSteps : p.key_units) * kSteps * (kFragmentBytes / 16);
   const uint4* from = reinterpret_cast<const uint4*>(side.value ? p.value_transform : p.key_transform) +
                       static_cast<int64_t>(side.head_index) * pieces;
-  for (int k = threadIdx.x; k < pieces; k += kEncodeThreads)
-    CopyAsync(SharedAddress(transform + k), from + k);
+  for (int k = threadIdx.x; kShared && k < pieces; k += kEncodeThreads) {
+    CopyAsync(SharedAddress(shared + k), from + k);
+  }
   const uint4* description = reinterpret_cast<const uint4*>(p.heads + side.head_index);
   if (threadIdx.x < sizeof(EncodeHead) / 16) {
     CopyAsync(SharedAddress(head) + 16 * threadIdx.x, description + threadIdx.x);
   }
+  return kShared ? shared : from;
 }
 
 __device__ __forceinline__ void LoadJob(const EncodeParams& p, int job, EncodeJob* to) {
@@ -129,15 +133,17 @@ __device__ __forceinline__ void WriteSide(const EncodeGroup* groups, int group_c
   }
 }
 
-template <int kHeadDim, int kBlocks>
+/// kShared: the transform is read from shared memory, not from where it is (from L2, mostly).
+template <int kHeadDim, int kBlocks, bool kShared>
 __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
     EncodeKernel(const __grid_constant__ EncodeParams p) {
   constexpr int kSteps = kHeadDim / 16;
   extern __shared__ __align__(128) uint8_t shared[];
   const int units = max(p.key_units, kSteps);
-  uint4* transform = reinterpret_cast<uint4*>(shared);
-  uint4* coordinates = reinterpret_cast<uint4*>(shared + units * kSteps * kFragmentBytes);
-  uint8_t* tile = shared + units * (kSteps * kFragmentBytes + kUnitTile);
+  const int transform_bytes = kShared ? units * kSteps * kFragmentBytes : 0;
+  const uint4* transform = nullptr;
+  uint4* coordinates = reinterpret_cast<uint4*>(shared + transform_bytes);
+  uint8_t* tile = shared + transform_bytes + units * kUnitTile;
   Tables<kHeadDim>& table = *reinterpret_cast<Tables<kHeadDim>*>(tile + kSteps * kUnitTile);
   const int thread = threadIdx.x, lane = thread & 31;
   const int warp = __shfl_sync(~0u, thread >> 5, 0);  // the compiler then knows it for the same in all lanes
@@ -160,7 +166,9 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
     const EncodeSide side = SideAt(p, side_index);
     const EncodeJob& job = table.jobs[i % kJobs];
     const int next_job = next_of(job_index), next_side = side_index + (next_job == 0 ? 1 : 0);
-    if (side_index != loaded) LoadSide<kHeadDim>(p, side, transform, &table.head);
+    if (side_index != loaded) {
+      transform = LoadSide<kHeadDim, kShared>(p, side, reinterpret_cast<uint4*>(shared), &table.head);
+    }
     loaded = side_index;
     LoadJob(p, next_of(next_job), &table.jobs[(i + 2) % kJobs]);
     if (thread < 2) table.bad[thread] = 0;
@@ -227,24 +235,27 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
   }
 }
 
-template <int kHeadDim, int kBlocks>
+template <int kHeadDim, int kBlocks, bool kShared = true>
 Status LaunchFor(const EncodeParams& p, bool early, cudaStream_t stream) {
   const int units = std::max(p.key_units, kHeadDim / 16);
-  const int bytes = units * (kHeadDim / 16 * kFragmentBytes + kUnitTile) + kHeadDim / 16 * kUnitTile +
-                    static_cast<int>(sizeof(Tables<kHeadDim>));
+  const int bytes = units * ((kShared ? kHeadDim / 16 * kFragmentBytes : 0) + kUnitTile) +
+                    kHeadDim / 16 * kUnitTile + static_cast<int>(sizeof(Tables<kHeadDim>));
   int device = 0, processors = 0, limit = 0;
   BGTQ_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "encoder"));
   BGTQ_RETURN_IF_ERROR(
       CudaStatus(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "encoder"));
   BGTQ_RETURN_IF_ERROR(
       CudaStatus(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "encoder"));
+  if constexpr (kShared && kHeadDim == 256) {  // other transforms fit everywhere
+    if (bytes > limit) return LaunchFor<kHeadDim, kBlocks, false>(p, early, stream);
+  }
   if (bytes > limit) {
     return Status(ErrorCode::kUnsupported,
                   "CUDA encoder: a head with " + std::to_string(p.key_units) + " key units of head dim " +
                       std::to_string(kHeadDim) + " needs " + std::to_string(bytes) +
                       " bytes of shared memory, the GPU has " + std::to_string(limit));
   }
-  const auto kernel = EncodeKernel<kHeadDim, kBlocks>;
+  const auto kernel = EncodeKernel<kHeadDim, kBlocks, kShared>;
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "encoder"));
   const int64_t items = int64_t{2} * p.max_jobs * p.layers * p.kv_heads;

@@ -61,9 +61,6 @@ constexpr uint32_t kPairMagnitude = 0x7fff7fffu;
 
 // ---- 16-byte copies of global to shared memory
 
-__device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared), "l"(global) : "memory");
-}
 /// 16 bytes of zeros; `any` is not read.
 __device__ __forceinline__ void ClearAsync(uint32_t shared, const void* any) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16,0;" ::"r"(shared), "l"(any) : "memory");

@@ -52,39 +52,78 @@ struct ExactScratch {
   float shrink[kSlots];
 };
 
-/// Attends to tiles first_tile, first_tile + tile_step, ... All threads of the block call it; `out` and
-/// `state` are ready, and `scratch` free, when it returns.
-/// out [kSlots][kHeadDim] shared: sums of exp2(logit - largest) V; state [kSlots] shared
+/// A warp's part of an exact tile, its keys and values in registers: they are asked for long before they are
+/// needed, so that one wait covers both, and what else the block prepares.
+template <int kHeadDim, int kWarps>
+struct ExactLoads {
+  static constexpr int kSlices = kHeadDim / kUnitWidth, kSlicesAWarp = (kSlices + kWarps - 1) / kWarps;
+  static constexpr int kSteps = kTileTokens / 16;
+  ExactTile tile;                            // the same for all warps; begin >= end: nothing to attend
+  uint4 keys[kSlicesAWarp][4];               // dims 2 tq, 2 tq + 1, 2 tq + 8, 2 tq + 9; tokens 8 g + j
+  uint32_t values[kSlicesAWarp][kSteps][4];  // tokens 2 tq (+ 0, 1, 8, 9) of 16; dims 2 g, 2 g + 1
+
+  __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int head, int coded_end,
+                                       int length, int index) {
+    const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+    tile = FindExactTile(p, sequence, head, coded_end, length, index);
+    if (index >= CountExactTiles(p.sinks, coded_end, length)) tile.end = tile.begin;
+    const bool has_keys = 8 * g < tile.tokens && tile.begin < tile.end;
+    const __half* from = tile.data + static_cast<size_t>(kHeadDim) * tile.tokens + 2 * g;
+#pragma unroll
+    for (int i = 0; i < kSlicesAWarp; ++i) {
+      const int slice = warp + i * kWarps;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int d = slice * kUnitWidth + 2 * tq + (r & 1) + 4 * (r & 2);
+        keys[i][r] = slice < kSlices && has_keys
+                         ? *reinterpret_cast<const uint4*>(tile.data + d * tile.tokens + 8 * g)
+                         : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int token = 16 * s + 2 * tq + (r & 1) + 4 * (r & 2);
+          values[i][s][r] =
+              slice < kSlices && token >= tile.begin && token < tile.end
+                  ? *reinterpret_cast<const uint32_t*>(from + token * kHeadDim + slice * kUnitWidth)
+                  : 0;
+        }
+      }
+    }
+  }
+};
+
+/// Attends to tiles first_tile, first_tile + tile_step, ..., of which `loads` has the first. All threads of
+/// the block call it; `out` and `state` are ready, and `scratch` free, when it returns. out
+/// [kSlots][kHeadDim] shared: sums of exp2(logit - largest) V; state [kSlots] shared
 template <int kHeadDim, int kWarps, int kSlots>
 __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequence, int work_head,
-                                                 int coded_end, int first_tile, int tile_step,
+                                                 int coded_end, int length, int first_tile, int tile_step,
+                                                 ExactLoads<kHeadDim, kWarps>& loads,
                                                  ExactScratch<kHeadDim, kSlots>& scratch, float* out,
                                                  SoftmaxState* state) {
-  constexpr int kSlices = kHeadDim / kUnitWidth, kSlicesAWarp = (kSlices + kWarps - 1) / kWarps;
+  using Loads = ExactLoads<kHeadDim, kWarps>;
+  constexpr int kSlices = Loads::kSlices, kSlicesAWarp = Loads::kSlicesAWarp;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
-  const int length = p.length[sequence], tiles = CountExactTiles(p.sinks, coded_end, length);
+  const int tiles = CountExactTiles(p.sinks, coded_end, length);
   const QueryRows rows = RowsOf(p, work_head);
   if (thread < kSlots) state[thread] = {kMaskedLogit, 0.0f};
   float sum[kSlicesAWarp][2][4] = {};  // head g; dims 2 (2 tq + e) + n of the slice
+  const ExactTile& tile = loads.tile;
 #pragma unroll 1
   for (int index = first_tile; index < tiles; index += tile_step) {
-    const ExactTile tile = FindExactTile(p, sequence, p.KvHead(work_head), coded_end, length, index);
+    if (index > first_tile) {
+      loads.Load(p, sequence, p.KvHead(work_head), coded_end, length, index);
+      __syncthreads();  // the scratch of the tile before is read
+    }
     if (tile.begin >= tile.end) continue;
-    const bool has_tokens = 8 * g < tile.tokens;
-    const __half* values = tile.data + static_cast<size_t>(kHeadDim) * tile.tokens;
-    for (int i = thread; i < tile.tokens * kHeadDim / 64; i += kWarps * 32) PrefetchToL2(values + 64 * i);
 #pragma unroll
     for (int i = 0; i < kSlicesAWarp; ++i) {
       const int slice = warp + i * kWarps;
       if (slice >= kSlices) continue;
       // Column g of product j is token 8 g + j: a lane's eight tokens are one load a dim.
-      uint4 k[4];  // dims 2 tq, 2 tq + 1, 2 tq + 8, 2 tq + 9
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int d = slice * kUnitWidth + 2 * tq + (r & 1) + 4 * (r & 2);
-        k[r] = has_tokens ? *reinterpret_cast<const uint4*>(tile.data + d * tile.tokens + 8 * g)
-                          : make_uint4(0, 0, 0, 0);
-      }
+      const uint4(&k)[4] = loads.keys[i];
       uint4 a = make_uint4(0, 0, 0, 0);
       if (g < rows.count) {
         const uint32_t* q =
@@ -158,17 +197,9 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
           sum[i][n][1] *= shrink;
         }
       }
-#pragma unroll 2
-      for (int s = 0; s < kTileTokens / 16; ++s) {
-        uint32_t v[4];  // tokens 2 tq (+ 0, 1, 8, 9), dims 2 g, 2 g + 1
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int token = 16 * s + 2 * tq + (r & 1) + 4 * (r & 2);
-          v[r] =
-              token >= tile.begin && token < tile.end
-                  ? *reinterpret_cast<const uint32_t*>(values + token * kHeadDim + slice * kUnitWidth + 2 * g)
-                  : 0;
-        }
+      for (int s = 0; s < Loads::kSteps; ++s) {
+        const uint32_t(&v)[4] = loads.values[i][s];
         uint4 a = make_uint4(0, 0, 0, 0);
         if (g < kSlots) {
           a.x = *reinterpret_cast<const uint32_t*>(&scratch.weights[g][16 * s + 2 * tq]);
@@ -178,7 +209,6 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
         MmaF16(sum[i][1], a, SelectBytes(v[0], v[1], 0x7632), SelectBytes(v[2], v[3], 0x7632));
       }
     }
-    __syncthreads();
   }
 #pragma unroll
   for (int i = 0; i < kSlicesAWarp; ++i) {

@@ -39,13 +39,14 @@ Status CheckCall(const GemvCall& call, int tiles) {
 
 template <int kTiles, int kColumnTiles>
 Status LaunchShape(const GemvParams& params, int processors, bool early, cudaStream_t stream) {
-  using S = GemvShape<kTiles, kColumnTiles>;
+  const int shared_bytes = HasSm90Code() ? GemvShape<kTiles, kColumnTiles, true>::kSharedBytes
+                                         : GemvShape<kTiles, kColumnTiles, false>::kSharedBytes;
   const auto kernel = GemvKernel<kTiles, kColumnTiles>;
   BGTQ_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
+      CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
                  "the shared memory of a matrix product"));
   return Launch("a matrix product of few rows", kernel, std::min(params.groups, processors), kGemvThreads,
-                S::kSharedBytes, early, stream, params);
+                shared_bytes, early, stream, params);
 }
 
 }  // namespace

@@ -23,8 +23,9 @@ constexpr int kGemvChunk = 32;     // input elements that a warp takes at a time
 constexpr int kGemvSlotBytes = 32 * 16;
 // A warp's, at most. One block has a processor, and the block of the next product starts there as soon as it
 // is done: its first loads, so many, keep the memory busy until its input is there. With room for two blocks
-// at a time those loads are over by then, and blocks crowd on some processors and leave others idle.
-constexpr int kGemvQueueBytes = 18 << 10;
+// at a time those loads are over by then, and blocks crowd on some processors and leave others idle. Compute
+// capability 8 has as little as 99 KB a block.
+constexpr int GemvQueueBytes(bool sm90) { return (sm90 ? 18 : 10) << 10; }
 
 struct GemvItem {
   const uint16_t* weight;
@@ -44,11 +45,11 @@ struct GemvParams {
   float second_scale;    // of column tile 1, which is added to tile 0 when it is the low half; else 0
 };
 
-template <int kTiles, int kColumnTiles>
+template <int kTiles, int kColumnTiles, bool kSm90Code>
 struct GemvShape {
   static constexpr int kSlots = 2 * kTiles + kColumnTiles;  // of a stage: weight rows; x
   static constexpr int kStageBytes = kSlots * kGemvSlotBytes;
-  static constexpr int kStages = kGemvQueueBytes / kStageBytes;
+  static constexpr int kStages = GemvQueueBytes(kSm90Code) / kStageBytes;
   static constexpr int kRows = kTiles * kGemvTileRows;                          // weight rows of a group
   static constexpr int kElements = kRows * kGemvColumns * kColumnTiles;         // of a group's result
   static constexpr int kOwned = (kElements + kGemvThreads - 1) / kGemvThreads;  // that a thread finishes
@@ -101,7 +102,7 @@ struct GemvCursor {
 
 template <int kTiles, int kColumnTiles>
 __global__ void __launch_bounds__(kGemvThreads) GemvKernel(const __grid_constant__ GemvParams p) {
-  using S = GemvShape<kTiles, kColumnTiles>;
+  using S = GemvShape<kTiles, kColumnTiles, kSm90>;
   constexpr int kAhead = S::kStages - 1;
   constexpr int kStepElements = kGemvWarps * kGemvChunk;
   extern __shared__ __align__(16) uint8_t shared[];

@@ -18,8 +18,9 @@ Status Unsupported(size_t head, const std::string& what) {
 }
 
 Status CheckHead(const HeadPlan& plan, size_t h) {
-  if (plan.head_dim != 64 && plan.head_dim != 128) {
-    return Unsupported(h, "has head dim " + std::to_string(plan.head_dim) + "; the kernels have 64 and 128");
+  if (plan.head_dim != 64 && plan.head_dim != 128 && plan.head_dim != 256) {
+    return Unsupported(
+        h, "has head dim " + std::to_string(plan.head_dim) + "; the kernels have 64, 128 and 256");
   }
   if (plan.norm_type != NormType::kLog8) {
     return Unsupported(h, "has fp16 norms; the kernels have 8-bit log norms: use another recipe");
@@ -28,9 +29,9 @@ Status CheckHead(const HeadPlan& plan, size_t h) {
     return Unsupported(h, "has " + std::to_string(plan.groups.size()) + " key groups; the kernels have 1.." +
                               std::to_string(kMaxGroups));
   }
-  if (plan.key_units() > kMaxKeyUnits) {
+  if (plan.key_units() > MaxKeyUnits(plan.head_dim)) {
     return Unsupported(h, "has " + std::to_string(plan.key_units()) + " key units; the kernels have up to " +
-                              std::to_string(kMaxKeyUnits));
+                              std::to_string(MaxKeyUnits(plan.head_dim)));
   }
   if (plan.value.units * kUnitDims != plan.head_dim) {
     return Unsupported(h, "has " + std::to_string(plan.value.units) + " value units, not head dim / 16");

@@ -32,8 +32,8 @@ struct HeadTable {
 };
 
 /// The traits of a layer, and whether the kernels can do it.
-/// Errors: kUnsupported naming the head and what has no kernel (head dim other than 64 and 128, fp16 norms,
-/// more than 8 groups, more than 16 key units); kInvalidArgument when the RoPE has another head dim.
+/// Errors: kUnsupported naming the head and what has no kernel (head dim other than 64, 128 and 256,
+/// fp16 norms, more than 8 groups); kInvalidArgument when the RoPE has another head dim.
 Result<HeadTraits> TraitsOf(std::span<const HeadPlan> heads, const RopeConfig& rope);
 
 /// heads   the layer's KV heads

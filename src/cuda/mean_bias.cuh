@@ -10,6 +10,9 @@
 // 2).
 #pragma once
 
+#include <algorithm>
+
+#include "src/cuda/async_copy.cuh"
 #include "src/cuda/decode_layout.h"
 #include "src/cuda/mean_series.cuh"
 #include "src/cuda/ptx.cuh"
@@ -32,22 +35,22 @@ class MeanBias {
   static constexpr int kHeads = kFew ? 1 : 2, kGroups = kFew ? 1 : 2;
   static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
-  // Blocks of 12 warps have fewer registers, blocks with 8 heads use more.
+  // Blocks of 12 warps have fewer registers, blocks with 8 heads and head dim 256 use more.
   static constexpr int kSlots = SeriesSlots(kHeadDim, 0), kMostHeld = kWarps > 8 && !kFew ? 4 : 7;
-  using Phases = BatchPhases < kHeadDim, kSlots<kMostHeld ? kSlots : kMostHeld>;
+  using Phases = BatchPhases<kHeadDim, std::min(kSlots, kMostHeld)>;
+  /// Whether the first batch's phases are asked for before the queries are prepared.
+  static constexpr bool kEarlyPhases = kWarps <= 8 && kHeadDim <= 128;
 
   /// shared: MeanShared. tiles: [kWarps][kBatchTiles][MeanTileWords]
   __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* shared, uint32_t* tiles,
                                       uint32_t barrier)
       : p(params), shared_(shared), tiles_(tiles), barrier_(barrier) {}
 
-  /// One thread sends for the constants of a segment's head; nobody may still read those of the one before.
+  /// A warp sends for the constants of a segment's head; nobody may still read those of the one before.
   __device__ __forceinline__ void SendForConstants(int kv_head) const {
-    if (threadIdx.x != 0) return;
+    if (WarpIndex() != 0) return;
     const int bytes = MeanConstants::Bytes(kHeadDim, p.max_direct_units);
-    BarrierExpect(barrier_, bytes);
-    BulkCopy(SharedAddress(shared_), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes,
-             barrier_);
+    WarpCopy(SharedAddress(shared_), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes, barrier_);
   }
 
   /// Asks for what the segment needs first: queries, and the phases of the warp's first batch. `round`: of
@@ -65,19 +68,18 @@ class MeanBias {
     coefficient_ = half * (CoefficientWords(kFew) / 2) + (head ^ 2 * half) * 8 + 2 * tq;
     direct_phase_ = CoefficientWords(kFew) + 4 + half * 8 + 2 * tq;
     if (!Shared()) {
-      const int first_tile = tiles.base + tiles.step * round + team;
-      phases_.Load(p, header, tiles.tiles - 1, [&](int i) { return first_tile + tiles.step * i; });
+      first_tile_ = tiles.base + tiles.step * round + team;
       at_ = Slot(warp);
       stride_ = TileWords();
       // Batches of different warps should not coincide, which costs some warps one batch more.
       constexpr int kManyRounds = 3 * kBatchTiles;
       left_ = kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
     } else {
-      if (warp < Tasks()) phases_.Load(p, header, tiles.tiles - 1, SharedTile(warp / kGroups));
       at_ = tiles_ + ((round - tiles.first_round) * kTeams + team) * TileWords();
       stride_ = kTeams * TileWords();
       left_ = 1 << 30;  // no other batch
     }
+    if (kEarlyPhases) LoadFirst(warp);
   }
 
   /// The query's side. Every thread calls it; ready after the next __syncthreads.
@@ -96,7 +98,11 @@ class MeanBias {
 #pragma unroll 1
     for (int task = shared ? warp : 0; task < end; task += step) {
       const int batch = task / kGroups, group = task % kGroups;
-      if (shared && task != warp) phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(batch));
+      if (task == (shared ? warp : 0)) {
+        if (!kEarlyPhases) LoadFirst(warp);
+      } else if (shared) {
+        phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(batch));
+      }
       Compute(Slot(shared ? batch : warp), group);
     }
     if (shared) {
@@ -226,6 +232,14 @@ class MeanBias {
       return segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams;
     };
   }
+  /// Phases of the batch that warp `warp` computes first.
+  __device__ __forceinline__ void LoadFirst(int warp) {
+    if (!Shared()) {
+      phases_.Load(p, *header_, segment_.tiles - 1, [this](int i) { return first_tile_ + segment_.step * i; });
+    } else if (warp < Tasks()) {
+      phases_.Load(p, *header_, segment_.tiles - 1, SharedTile(warp / kGroups));
+    }
+  }
   /// (x, y) cos + (y, -x) sin: a block turned back.
   static __device__ __forceinline__ uint32_t TurnBack(uint32_t xy, uint32_t yx, uint32_t phase) {
     const __half2 z = WordHalves(phase);
@@ -249,6 +263,7 @@ class MeanBias {
   // Of the segment.
   const HeadHeader* header_ = nullptr;
   SegmentTiles segment_ = {};
+  int first_tile_ = 0;                      // of this team
   int series_ = 0, direct_ = 0;             // units
   int coefficient_ = 0, direct_phase_ = 0;  // words of a tile where this lane's are (of half tile 0)
   Factors factors_;

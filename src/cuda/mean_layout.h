@@ -13,7 +13,7 @@
 
 namespace blockgtq::cuda {
 
-inline constexpr int kMaxDirectUnits = 8;  // of a head
+inline constexpr int kMaxDirectUnits = 16;  // of a head: all that a head dim of 256 has
 inline constexpr int kHalfTile = 32;       // tokens
 inline constexpr int kBatchTiles = 8;  // whose coefficients one warp computes at a time: 16 rows of a product
 

@@ -22,7 +22,11 @@ struct MeanFactors {
   static constexpr int kGroups = kFew ? 1 : 2, kSlots = SeriesSlots(kHeadDim, 0);
   static constexpr int kTerms = SeriesTerms(kHeadDim), kTermsAWarp = (kTerms + kWarps - 1) / kWarps;
   uint2 query[kTermsAWarp][kGroups];  // blocks t and t + 4 of the term's unit
-  uint2 direct_query;                 // of one direct unit
+  // A direct unit a warp, or two; the last warps first, which have fewer terms.
+  static constexpr int kDirectAWarp = (kHeadDim / kUnitWidth + kWarps - 1) / kWarps;
+  uint2 direct_query[kDirectAWarp];
+
+  static __device__ __forceinline__ int DirectUnitOf(int warp, int i) { return kWarps * (i + 1) - 1 - warp; }
 
   static __device__ __forceinline__ MeanShared Layout(const DecodeParams& p) {
     return MeanShared::For(kHeadDim, kFew, p.max_direct_units);
@@ -53,13 +57,15 @@ struct MeanFactors {
         query[i][group] = QueryOf(queries, 4 * group + (g >> 1), rows.count, unit);
       }
     }
-    const int own = min(kWarps - 1 - warp, kMaxDirectUnits - 1);  // the last warps have fewer terms
-    direct_query = QueryOf(queries, kFew ? g >> 1 : g, rows.count, header.direct_unit[own]);
+#pragma unroll
+    for (int i = 0; i < kDirectAWarp; ++i) {
+      const int own = min(DirectUnitOf(warp, i), kMaxDirectUnits - 1);
+      direct_query[i] = QueryOf(queries, kFew ? g >> 1 : g, rows.count, header.direct_unit[own]);
+    }
   }
 
   __device__ __forceinline__ void Store(const DecodeParams& p, bool series, int direct_units,
                                         uint8_t* shared) const {
-    static_assert(kMaxDirectUnits <= kWarps, "a direct unit a warp");
     const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, warp = WarpIndex();
     const MeanShared layout = Layout(p);
     const float scale = p.logit_scale;
@@ -88,10 +94,12 @@ struct MeanFactors {
         }
       }
     }
-    const int own = kWarps - 1 - warp;
-    if (own < direct_units) {
-      const float2 q0 = __half22float2(WordHalves(direct_query.x)),
-                   q1 = __half22float2(WordHalves(direct_query.y));
+#pragma unroll
+    for (int i = 0; i < kDirectAWarp; ++i) {
+      const int own = DirectUnitOf(warp, i);
+      if (own >= direct_units) continue;
+      const float2 q0 = __half22float2(WordHalves(direct_query[i].x)),
+                   q1 = __half22float2(WordHalves(direct_query[i].y));
       reinterpret_cast<uint4*>(shared + layout.queries)[own * 32 + lane] =
           make_uint4(HalfWord(__floats2half2_rn(q0.x * scale, q0.y * scale)),
                      HalfWord(__floats2half2_rn(q1.x * scale, q1.y * scale)),

@@ -1,5 +1,6 @@
-// Thin names for the PTX instructions that the decode kernels use (sm_90): int8 and fp16 tensor products,
-// byte selection, asynchronous bulk copies with their barriers, and programmatic dependent launch.
+// Thin names for the PTX instructions that the kernels use: int8 and fp16 tensor products, byte selection,
+// asynchronous copies with their barriers, and, on sm_90 and later, clusters and programmatic dependent
+// launch. Code for sm_80 has the same names: there a cluster is one block, and no kernel starts early.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -8,9 +9,19 @@
 
 /// Declares `name`, the block's dynamic shared memory. A macro because the emulator, which has its own
 /// version of this header (tests/cuda/emulator), keeps a block's memory elsewhere.
-#define BGTQ_DYNAMIC_SHARED(type, alignment, name) extern __shared__ __align__(alignment) type name[]
+#define BGTQ_DYNAMIC_SHARED(type, alignment, name) \
+  extern __shared__ __align__(alignment)           \
+  type name[]
 
 namespace blockgtq::cuda {
+
+/// Whether the code is for sm_90 or later, with bulk copies, clusters and programmatic dependent launch. What
+/// host code asks is HasSm90Code() (launch.cuh).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kSm90 = false;
+#else
+constexpr bool kSm90 = true;
+#endif
 
 /// The warp's index in its block, in a form that the compiler knows to be the same for the whole warp.
 __device__ __forceinline__ int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
@@ -118,7 +129,7 @@ __device__ __forceinline__ float AccumulatorToFloat(int a) {
   return __int_as_float(a) - kAccumulatorStartFloat;
 }
 
-// ---- bulk copies
+// ---- copies of global to shared memory, and barriers that they complete on (async_copy.cuh)
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -126,19 +137,30 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
 __device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals));
 }
-__device__ __forceinline__ void BarrierInitFence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
+/// Before a barrier is used, __syncthreads as well.
+__device__ __forceinline__ void BarrierInitFence() {
+  if constexpr (kSm90) asm volatile("fence.mbarrier_init.release.cluster;");
+}
 __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
+  asm volatile("{\n.reg .b64 S;\nmbarrier.arrive.shared.b64 S,[%0];\n}" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
+  if constexpr (kSm90) {
+    asm volatile(
+        "{\n.reg .pred P1;\nLAB_WAIT:\nmbarrier.try_wait.parity.shared.b64 P1,[%0],%1;\n@P1 bra DONE;\n"
+        "bra LAB_WAIT;\nDONE:\n}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred P1;\nLAB_WAIT:\nmbarrier.test_wait.parity.shared.b64 P1,[%0],%1;\n@P1 bra DONE;\n"
+        "bra LAB_WAIT;\nDONE:\n}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+  }
 }
 __device__ __forceinline__ void BarrierExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
-  asm volatile(
-      "{\n.reg .pred P1;\nLAB_WAIT:\nmbarrier.try_wait.parity.shared.b64 P1,[%0],%1;\n@P1 bra DONE;\n"
-      "bra LAB_WAIT;\nDONE:\n}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
 }
 /// Copies `bytes` (a multiple of 16) of global memory to shared memory; completes on `barrier`.
 __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes,
@@ -148,6 +170,14 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, ui
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
+/// This thread copies 16 bytes.
+__device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared), "l"(global) : "memory");
+}
+/// Arrives at `barrier` when this thread's copies of 16 bytes, all so far, are there.
+__device__ __forceinline__ void BarrierArriveAfterCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 __device__ __forceinline__ void PrefetchToL2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
@@ -155,41 +185,52 @@ __device__ __forceinline__ void PrefetchToL2(const void* global) {
 
 // ---- clusters of blocks
 __device__ __forceinline__ void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  if constexpr (kSm90) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 /// Without publishing what this block wrote (that is a fence of the whole GPU): enough to say that its reads
 /// of other blocks' shared memory are over.
 __device__ __forceinline__ void ClusterArriveRelaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  if constexpr (kSm90) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void ClusterWait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if constexpr (kSm90) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 /// The address of `shared` (of this block) in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared, int rank) {
-  uint32_t r;
-  asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(shared), "r"(rank));
+  uint32_t r = shared;
+  if constexpr (kSm90) asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(shared), "r"(rank));
   return r;
 }
 __device__ __forceinline__ float LoadCluster(uint32_t address) {
   float x;
-  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory");
+  if constexpr (kSm90) {
+    asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory");
+  } else {
+    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory");
+  }
   return x;
 }
-/// Adds to a counter in global memory: what this thread (and those it synchronised with) wrote before is
-/// visible to whoever sees the sum.
-__device__ __forceinline__ int AddAndPublish(int* counter, int x) {
-  int old;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0,[%1],%2;" : "=r"(old) : "l"(counter), "r"(x) : "memory");
-  return old;
+
+// ---- words that blocks send each other through global memory: what is in one word arrives together
+__device__ __forceinline__ void SendWord(uint64_t* to, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0],%1;" ::"l"(to), "l"(word) : "memory");
 }
+__device__ __forceinline__ uint64_t ReceiveWord(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+/// Between two looks at a word that is not there yet.
+__device__ __forceinline__ void BetweenPolls() {}
 
 // ---- programmatic dependent launch
 /// Waits until the kernel before this one in the stream has finished and its writes are visible.
-__device__ __forceinline__ void WaitForPreviousKernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void WaitForPreviousKernel() {
+  if constexpr (kSm90) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 /// Lets the next kernel's blocks start as soon as resources allow.
 __device__ __forceinline__ void LetNextKernelStart() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (kSm90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 }  // namespace blockgtq::cuda

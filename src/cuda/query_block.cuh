@@ -11,9 +11,8 @@ namespace blockgtq::cuda {
 // With few heads the attention kernel adds log2(scale) to the norm's exponent in fp32 at magnitude 1028: the
 // scale is put on that grid before the query is rounded, so nothing is lost.
 constexpr float kScaleGrid = 8192.0f;
-// ByteAt15() gives 2^15 + norm byte; a 32nd of it is 1024 + log2(norm) + 4.
-constexpr float kNormExponentBias = 1028.0f;
 constexpr int kLowBits = 8;  // lo counts 2^-8 of hi's step
+static_assert(LowQueryWidth(true) == 1, "with few heads, every group has lo queries");
 
 /// What a head's queries need of DeviceHead, in shared memory.
 struct QueryHead {
@@ -32,8 +31,9 @@ __device__ __forceinline__ QueryRows RowsOf(const DecodeParams& p, int work_head
 }
 
 /// Scratch of PrepareQueries in shared memory: the largest of a unit's dims.
+template <int kHeadDim>
 struct QueryScratch {
-  float largest[kMaxKeyUnits][8];
+  float largest[MaxKeyUnits(kHeadDim)][8];
 };
 
 /// The warp's part of T^-T, loaded ahead: units warp, warp + kWarps, ... of the array's max_key_units (those
@@ -82,10 +82,10 @@ struct QueryFragments {
 template <int kHeadDim, int kWarps, bool kFew>
 __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
                                                const QueryTransform<kHeadDim, kWarps>& transform,
-                                               const QueryFragments<kHeadDim>& queries, QueryScratch& scratch,
-                                               uint8_t* block) {
+                                               const QueryFragments<kHeadDim>& queries,
+                                               QueryScratch<kHeadDim>& scratch, uint8_t* block) {
   constexpr int kSteps = kHeadDim / kUnitWidth;
-  constexpr int kUnitsAWarp = (kMaxKeyUnits + kWarps - 1) / kWarps;
+  constexpr int kUnitsAWarp = (MaxKeyUnits(kHeadDim) + kWarps - 1) / kWarps;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
   const QueryRows rows = RowsOf(p, work_head);
   uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
@@ -188,23 +188,34 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
   }
   __syncthreads();
 
-  // Where the dot products of a pass start. Codes of 4 and 5 bits stand for n + 1/2: half the sum of q.
+  // What makes the accumulators of a pass its dot products (with few heads, those of hi and lo together: in
+  // the even columns, in steps of hi; rounding it to them is nothing beside what lo saves). Codes of 4 and 5
+  // bits stand for n + 1/2: half the sum of q.
 #pragma unroll 1
   for (int i = thread; i < (kFew ? kMaxGroups : kMaxPasses) * 8; i += kWarps * 32) {
     const Pass& own = head.passes[i >> 3];
     const int width = own.width, units = own.units;
     if (width == 0) continue;
-    int sum = 0;
-    if (width == 4 || width == 5) {
-      const int4* q = reinterpret_cast<const int4*>(block + own.query * 4 + (i & 7) * 16);  // 8 a unit
+    const auto sum_of_column = [&](int column) {
+      int sum = 0;
+      const int4* q = reinterpret_cast<const int4*>(block + own.query * 4 + column * 16);  // 8 a unit
 #pragma unroll 4
       for (int u = 0; u < units; ++u) {
         const int4 dims = q[u * 8];
         sum = __dp4a(dims.x, 0x01010101, __dp4a(dims.y, 0x01010101, sum));
         sum = __dp4a(dims.z, 0x01010101, __dp4a(dims.w, 0x01010101, sum));
       }
+      return static_cast<float>(sum);
+    };
+    constexpr float kLowStep = 1.0f / (1 << kLowBits);
+    const int column = i & 7;
+    float half_sum = 0;
+    if (width == 4 || width == 5) {
+      half_sum = 0.5f * sum_of_column(column);
+      if (kFew) half_sum += 0.5f * kLowStep * sum_of_column(column | 1);
     }
-    reinterpret_cast<int*>(block + p.query_layout.start)[i] = kAccumulatorStart + (sum >> 1);
+    reinterpret_cast<float*>(block + p.query_layout.offset)[i] =
+        rintf(half_sum) - kAccumulatorStartFloat * (kFew ? 1 + kLowStep : 1);
   }
 }
 

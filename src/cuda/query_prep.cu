@@ -12,7 +12,7 @@ constexpr int kWarps = 8, kThreads = kWarps * 32, kHeadDim = 128;
 __global__ void __launch_bounds__(kThreads) QueryPrepKernel(const __grid_constant__ DecodeParams p) {
   LetNextKernelStart();
   BGTQ_DYNAMIC_SHARED(uint8_t, 16, block);
-  __shared__ QueryScratch scratch;
+  __shared__ QueryScratch<kHeadDim> scratch;
   __shared__ DeviceHead head;
   const int sequence = blockIdx.x / p.work_heads, work_head = blockIdx.x % p.work_heads;
   const int kv_head = p.KvHead(work_head);

@@ -22,6 +22,12 @@ constexpr uint32_t kTable3Low = PackBytes(-88, -55, -31, -10), kTable3High = Pac
 constexpr uint32_t kTable4Low = PackBytes(5, 16, 27, 39), kTable4High = PackBytes(52, 67, 86, 114);
 constexpr uint32_t kTable5[4] = {PackBytes(2, 7, 12, 17), PackBytes(22, 27, 33, 39),
                                  PackBytes(45, 51, 58, 66), PackBytes(75, 86, 100, 121)};
+
+/// The look-up registers of the common widths: the lower half of a table (all of it at width 2).
+struct LookUp {
+  uint32_t width2 = kTable2, width3 = kTable3Low, width4 = kTable4Low;
+};
+
 // PRMT selectors that spread the sign bit of each byte over it.
 constexpr uint32_t kSpreadSigns = 0xba98;
 
@@ -41,7 +47,8 @@ __device__ __forceinline__ void SelectorsOfThreePlanes(uint32_t w0, uint32_t w1,
 /// Decodes one unit. codes: the unit's first word plus the lane. quads: [8] operand registers; widths 4 and 5
 /// give n or ~n of n + 1/2 (codec/record.h), the halves are the caller's.
 template <int kWidth>
-__device__ __forceinline__ void DecodeUnit(const uint32_t* codes, uint32_t (&quads)[8]) {
+__device__ __forceinline__ void DecodeUnit(const uint32_t* codes, const LookUp& tables,
+                                           uint32_t (&quads)[8]) {
   uint32_t word[kWidth];
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) word[i] = codes[i * 32];
@@ -60,19 +67,19 @@ __device__ __forceinline__ void DecodeUnit(const uint32_t* codes, uint32_t (&qua
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t s = (word[i >> 1] >> (2 * (i & 1))) & 0x33333333u;
-      quads[2 * i] = SelectBytes(kTable2, 0, s);
-      quads[2 * i + 1] = SelectBytes(kTable2, 0, s >> 16);
+      quads[2 * i] = SelectBytes(tables.width2, 0, s);
+      quads[2 * i + 1] = SelectBytes(tables.width2, 0, s >> 16);
     }
   } else {
-    constexpr uint32_t kLow = kWidth == 3 ? kTable3Low : kWidth == 4 ? kTable4Low : kTable5[0];
+    const uint32_t low = kWidth == 3 ? tables.width3 : kWidth == 4 ? tables.width4 : kTable5[0];
     constexpr uint32_t kHigh = kWidth == 3 ? kTable3High : kWidth == 4 ? kTable4High : kTable5[1];
     uint32_t selectors[4], upper[4];
     SelectorsOfThreePlanes(word[0], word[1], word[2], selectors);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       upper[i] = selectors[i] >> 16;
-      quads[2 * i] = SelectBytes(kLow, kHigh, selectors[i]);
-      quads[2 * i + 1] = SelectBytes(kLow, kHigh, upper[i]);
+      quads[2 * i] = SelectBytes(low, kHigh, selectors[i]);
+      quads[2 * i + 1] = SelectBytes(low, kHigh, upper[i]);
     }
     if constexpr (kWidth == 5) {  // the fourth bit of the magnitude chooses the upper half of the table
 #pragma unroll
@@ -91,7 +98,8 @@ __device__ __forceinline__ void DecodeUnit(const uint32_t* codes, uint32_t (&qua
 /// Decodes the two quads of 16-token block `block` (0..3) of one unit, as DecodeUnit does all eight.
 /// kLast: whether it is block 3, whose codes of widths 3 to 5 lie apart.
 template <int kWidth, bool kLast>
-__device__ __forceinline__ void DecodeUnitBlock(const uint32_t* codes, int block, uint32_t (&quads)[2]) {
+__device__ __forceinline__ void DecodeUnitBlock(const uint32_t* codes, int block, const LookUp& tables,
+                                                uint32_t (&quads)[2]) {
   if constexpr (kWidth == 8) {
     quads[0] = codes[64 * block];
     quads[1] = codes[64 * block + 32];
@@ -101,10 +109,10 @@ __device__ __forceinline__ void DecodeUnitBlock(const uint32_t* codes, int block
     quads[1] = SelectBytes(kTable1, 0, s >> 16);
   } else if constexpr (kWidth == 2) {
     const uint32_t s = (codes[(block >> 1) * 32] >> (2 * (block & 1))) & 0x33333333u;
-    quads[0] = SelectBytes(kTable2, 0, s);
-    quads[1] = SelectBytes(kTable2, 0, s >> 16);
+    quads[0] = SelectBytes(tables.width2, 0, s);
+    quads[1] = SelectBytes(tables.width2, 0, s >> 16);
   } else {
-    constexpr uint32_t kLow = kWidth == 3 ? kTable3Low : kWidth == 4 ? kTable4Low : kTable5[0];
+    const uint32_t low = kWidth == 3 ? tables.width3 : kWidth == 4 ? tables.width4 : kTable5[0];
     constexpr uint32_t kHigh = kWidth == 3 ? kTable3High : kWidth == 4 ? kTable4High : kTable5[1];
     uint32_t s;
     if constexpr (!kLast) {
@@ -116,7 +124,7 @@ __device__ __forceinline__ void DecodeUnitBlock(const uint32_t* codes, int block
     }
     const uint32_t half[2] = {s, s >> 16};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) quads[i] = SelectBytes(kLow, kHigh, half[i]);
+    for (int i = 0; i < 2; ++i) quads[i] = SelectBytes(low, kHigh, half[i]);
     if constexpr (kWidth >= 4) {
       const uint32_t sign = codes[(kWidth - 1) * 32] << (2 * block);
       if constexpr (kWidth == 5) {

@@ -1,9 +1,9 @@
-// How records reach a warp: a ring of shared-memory stages filled by bulk copies, tiles in the order of the
-// worker's range.
+// How records reach a warp: a ring of shared-memory stages filled by asynchronous copies, tiles in the order
+// of the worker's range.
 #pragma once
 
+#include "src/cuda/async_copy.cuh"
 #include "src/cuda/decode_params.h"
-#include "src/cuda/ptx.cuh"
 
 namespace blockgtq::cuda {
 
@@ -21,8 +21,8 @@ struct Segment {
 };
 
 /// Issues the copies of tiles at positions first + step * k (k = 0, 1, ...) of [begin, end). One warp runs
-/// it; lane k & 31 copies tile k, whose address it found a batch of 32 earlier. A tile of a sequence without
-/// codes completes its barrier without bytes.
+/// it; lane k & 31 knows tile k, whose address it found a batch of 32 earlier. A tile of a sequence without
+/// codes completes its barrier (of kCopyArrivals) without bytes.
 template <typename SharedHead>
 struct RecordStream {
   const DecodeParams& p;
@@ -52,17 +52,20 @@ struct RecordStream {
     Fetch(0, address, bytes);
     // One stage now, the rest when the first tile is there: a deeper first burst would queue every warp's
     // first tile behind the others' second.
-    if ((threadIdx.x & 31) == 0 && bytes >= 0) Copy(0);
+    Copy(0, 0);
     if (first + step * 32 < end) Fetch(32, next_address, next_bytes);
     next_copy = p.stages;
   }
 
   __device__ __forceinline__ void FillAfterFirst() {
-    const int lane = threadIdx.x & 31;
-    if (lane > 0 && lane < p.stages && bytes >= 0) Copy(lane);
+    if constexpr (kSm90) {  // all at once
+      const int lane = threadIdx.x & 31;
+      if (lane > 0 && lane < p.stages) Copy(lane, lane);
+    } else {
+#pragma unroll 1
+      for (int stage = 1; stage < p.stages; ++stage) Copy(stage, stage);
+    }
   }
-
-  __device__ __forceinline__ bool HasNext() const { return first + step * next_copy < end; }
 
   /// Refills `stage`, which the warp has read.
   __device__ __forceinline__ void Refill(int stage) {
@@ -72,7 +75,7 @@ struct RecordStream {
       next_bytes = -1;
       if (first + step * (next_copy + 32) < end) Fetch(next_copy + 32, next_address, next_bytes);
     }
-    if (static_cast<int>(threadIdx.x & 31) == (next_copy & 31) && bytes >= 0) Copy(stage);
+    Copy(next_copy & 31, stage);
     ++next_copy;
   }
 
@@ -102,10 +105,9 @@ struct RecordStream {
       fetch_segment.Next(tile_prefix, p.work_heads);
     }
   }
-  __device__ __forceinline__ void Copy(int stage) {
-    const uint32_t barrier = barriers + 8 * stage;
-    BarrierExpect(barrier, bytes);
-    if (bytes > 0) BulkCopy(stages_address + stage * p.stage_bytes, address, bytes, barrier);
+  // The tile of lane `owner`, where it has one.
+  __device__ __forceinline__ void Copy(int owner, int stage) {
+    WarpCopyOf(owner, stages_address + stage * p.stage_bytes, address, bytes, barriers + 8 * stage);
   }
 };
 

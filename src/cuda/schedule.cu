@@ -28,14 +28,14 @@ __device__ int LastNotAbove(const T* sorted, int n, T value) {
 __global__ void __launch_bounds__(kThreads)
     ScheduleKernel(const int32_t* coded_end, int sinks, int batch, int heads, int workers, int tiles_a_worker,
                    bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans,
-                   int32_t* arrived) {
+                   uint32_t* step) {
   BGTQ_DYNAMIC_SHARED(int, 4, shared);
   int* prefix = shared;             // [batch + 1]
   int* bound = shared + batch + 1;  // [workers + 1] first tile of each worker
   __shared__ int first_worker[kMaxWholeSpans + 1];
   __shared__ bool whole;
   const int thread = threadIdx.x, pairs = batch * heads;
-  for (int i = thread; i < pairs * kMaxClusterBlocks; i += kThreads) arrived[i] = 0;
+  if (thread == 0) ++*step;
 
   if (thread < 32) {  // prefix sums of tiles, by one warp
     int base = 0;
@@ -126,8 +126,7 @@ Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_s
   return Launch("schedule", ScheduleKernel, 1, kThreads, shared_bytes, false, stream, params.coded_end,
                 params.sinks, params.batch, params.work_heads, params.workers, params.cluster_blocks,
                 whole_workers, const_cast<WorkRange*>(params.ranges),
-                const_cast<int32_t*>(params.tile_prefix), const_cast<WorkerSpan*>(params.spans),
-                params.arrived);
+                const_cast<int32_t*>(params.tile_prefix), const_cast<WorkerSpan*>(params.spans), params.step);
 }
 
 }  // namespace blockgtq::cuda

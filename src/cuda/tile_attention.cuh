@@ -14,7 +14,7 @@ template <int kHeadDim, bool kFew>
 struct WarpAttention {
   static constexpr int kHeads = kFew ? 1 : 2;
   float output[2 * (kHeadDim / kUnitWidth) * kHeads];
-  float largest[kHeads], sum[kHeads];
+  float largest[kHeads], sum[kHeads];  // largest + kNormExponentBias until FinishSum
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
@@ -27,6 +27,8 @@ struct WarpAttention {
   }
   /// `sum` holds the lane's tokens only; after this, the warp's.
   __device__ __forceinline__ void FinishSum() {
+#pragma unroll
+    for (float& l : largest) l -= kNormExponentBias;
 #pragma unroll
     for (int o = 4; o < 32; o <<= 1) {
 #pragma unroll
@@ -44,7 +46,7 @@ struct Width {
 /// Where a query block's parts lie in shared memory.
 struct SharedQuery {
   const uint8_t* block;
-  int scale, start;  // byte offsets (QueryBlockLayout)
+  int scale;  // byte offset (QueryBlockLayout); offsets follow the scales
 };
 
 /// Where a record's values lie.
@@ -61,54 +63,45 @@ struct SharedValues {
 template <int kHeadDim, bool kFew, int kValueWidth, int kBlocks, bool kMean>
 __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
                                            float (&logit)[2 * kBlocks * (kFew ? 1 : 2)],
-                                           const uint8_t* record, const SharedValues& value,
-                                           const int4* passes, const SharedQuery& query, int block, int begin,
-                                           int end) {
+                                           const TileConstants& constants, const uint8_t* record,
+                                           const SharedValues& value, const int4* passes,
+                                           const SharedQuery& query, int block, int begin, int end) {
   constexpr int kUnits = kHeadDim / kUnitWidth, kHeads = kFew ? 1 : 2, kTokens = 2 * kBlocks;
-  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
+  const int lane = threadIdx.x & 31, g = lane >> 2;
 
-  // Logits start at log2(V norm): P then carries the V norm, and the tile's maximum includes it.
-  const uint2 value_norm = LoadNorms<kBlocks>(record + value.norms, g, block);
+  if constexpr (!kMean) {
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    const float v = LogNorm(value_norm, i);
-#pragma unroll
-    for (int e = 0; e < kHeads; ++e) logit[i * kHeads + e] = kMean ? logit[i * kHeads + e] + v : v;
+    for (float& l : logit) l = 0;
   }
 
   // + norm[token] * scale[head] * dot, pass by pass
   const uint32_t* fragments = reinterpret_cast<const uint32_t*>(query.block) + lane;
-  const uint8_t* scales = query.block + query.scale + tq * 8;
-  const uint8_t* starts = query.block + query.start + tq * 8;
+  const uint8_t* scales = query.block + query.scale + constants.head_offset;
+  constexpr int kToOffsets = 32 * QueryBlockLayout::Passes(kFew);
 #pragma unroll 1
-  for (int i_pass = 0;; ++i_pass) {
-    const int4 pass = passes[i_pass];  // Pass: codes, norms, query, width | units << 8
+  for (;; ++passes, scales += 32) {  // by pointers: what an index stands for is computed again in every pass
+    const int4 pass = *passes;       // Pass: codes, norms, query, width | units << 8
     const int width = pass.w & 255, units = (pass.w >> 8) & 255;
     if (width == 0) break;
-    const int2 s = *reinterpret_cast<const int2*>(starts + i_pass * 32);
     int dots[4 * kBlocks];
     KeyGroupDots<kBlocks>(width, dots, reinterpret_cast<const uint32_t*>(record + pass.x) + lane, block,
-                          fragments + pass.z, units, Int4{s.x, s.y, s.x, s.y});
-    const float2 scale = *reinterpret_cast<const float2*>(scales + i_pass * 32);
-    const uint2 norm = LoadNorms<kBlocks>(record + pass.y, g, block);
-    if constexpr (kFew) {
-      float dot[kTokens];
-#pragma unroll
-      for (int i = 0; i < kTokens; ++i) dot[i] = AccumulatorToFloat(dots[2 * i]);
-      if (width >= LowQueryWidth(true)) {
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) dot[i] = fmaf(dot[i], 256.0f, AccumulatorToFloat(dots[2 * i + 1]));
-      }
-#pragma unroll
-      for (int i = 0; i < kTokens; ++i) {  // the scale is in the exponent (query_block.cuh)
-        logit[i] = fmaf(dot[i], Exp2(fmaf(ByteAt15(norm, i), 1.0f / 32, scale.x)), logit[i]);
-      }
-    } else {
+                          fragments + pass.z, units, constants);
+    const float2 scale = *reinterpret_cast<const float2*>(scales);
+    const uint2 norm = LoadNorms<kBlocks>(constants, record + pass.y, block);
+    if constexpr (kFew) {  // hi in the even columns, lo in the odd ones (query_block.cuh)
+      const float offset = *reinterpret_cast<const float*>(scales + kToOffsets);
 #pragma unroll
       for (int i = 0; i < kTokens; ++i) {
-        const float n = Exp2(LogNorm(norm, i));
-        logit[2 * i] = fmaf(AccumulatorToFloat(dots[2 * i]), n * scale.x, logit[2 * i]);
-        logit[2 * i + 1] = fmaf(AccumulatorToFloat(dots[2 * i + 1]), n * scale.y, logit[2 * i + 1]);
+        const float dot = fmaf(__int_as_float(dots[2 * i]) + offset, 256.0f, __int_as_float(dots[2 * i + 1]));
+        logit[i] = fmaf(dot, Exp2(fmaf(ByteAt15(constants, norm, i), 1.0f / 32, scale.x)), logit[i]);
+      }
+    } else {
+      const float2 offset = *reinterpret_cast<const float2*>(scales + kToOffsets);
+#pragma unroll
+      for (int i = 0; i < kTokens; ++i) {
+        const float n = Exp2(LogNorm(constants, norm, i));
+        logit[2 * i] = fmaf(__int_as_float(dots[2 * i]) + offset.x, n * scale.x, logit[2 * i]);
+        logit[2 * i + 1] = fmaf(__int_as_float(dots[2 * i + 1]) + offset.y, n * scale.y, logit[2 * i + 1]);
       }
     }
   }
@@ -124,13 +117,25 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
     }
   }
 
+  // P carries the V norm, and the tile's maximum includes it. `weighted` is log2(P), and the maxima with it,
+  // are kNormExponentBias larger than they are; fp32 at that size is 1e-4 fine, far below the rounding of P.
+  const uint2 value_norm = LoadNorms<kBlocks>(constants, record + value.norms, block);
+  float weighted[kTokens * kHeads];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    const float norm = ByteAt15(constants, value_norm, i);
+#pragma unroll
+    for (int e = 0; e < kHeads; ++e) {
+      weighted[i * kHeads + e] = fmaf(norm, 1.0f / 32, logit[i * kHeads + e]);
+    }
+  }
   float top[kHeads], factor[kHeads];
   bool rises = false;
 #pragma unroll
   for (int e = 0; e < kHeads; ++e) {
-    top[e] = logit[e];
+    top[e] = weighted[e];
 #pragma unroll
-    for (int i = 1; i < kTokens; ++i) top[e] = fmaxf(top[e], logit[i * kHeads + e]);
+    for (int i = 1; i < kTokens; ++i) top[e] = fmaxf(top[e], weighted[i * kHeads + e]);
   }
 #pragma unroll
   for (int o = 4; o < 32; o <<= 1) {
@@ -150,28 +155,28 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
     }
   }
 
-  // P = 255 * 2^(logit - top), rounded to u8 for the products; its sum without the V norm is not rounded.
-  float tile_sum[kHeads];
+  // P = 255 * 2^(weighted - top), rounded to u8 for the products; its sum without the V norm is not rounded.
+  float tile_sum[kHeads], plain_top[kHeads];
   uint32_t probabilities[kBlocks];
 #pragma unroll
   for (int e = 0; e < kHeads; ++e) {
     factor[e] = Exp2(top[e] - state.largest[e]);
     top[e] -= kLog2Levels;
+    plain_top[e] = top[e] - kNormExponentBias;
     tile_sum[e] = 0;
   }
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
-    const float v0 = Exp2(-LogNorm(value_norm, 2 * m)), v1 = Exp2(-LogNorm(value_norm, 2 * m + 1));
     uint32_t bytes_of_head[kHeads];
 #pragma unroll
     for (int e = 0; e < kHeads; ++e) {
-      const float p0 = Exp2(logit[2 * m * kHeads + e] - top[e]);
-      const float p1 = Exp2(logit[(2 * m + 1) * kHeads + e] - top[e]);
-      tile_sum[e] = fmaf(p0, v0, tile_sum[e]);
-      tile_sum[e] = fmaf(p1, v1, tile_sum[e]);
+      const int i0 = 2 * m * kHeads + e, i1 = i0 + kHeads;
+      tile_sum[e] += Exp2(logit[i0] - plain_top[e]);
+      tile_sum[e] += Exp2(logit[i1] - plain_top[e]);
       // 2^23 + p rounds p to an integer in the lowest byte; the bytes above it are zero.
-      bytes_of_head[e] =
-          SelectBytes(__float_as_uint(p0 + 8388608.0f), __float_as_uint(p1 + 8388608.0f), 0x1140);
+      const float p0 = Exp2(weighted[i0] - top[e]) + 8388608.0f;
+      const float p1 = Exp2(weighted[i1] - top[e]) + 8388608.0f;
+      bytes_of_head[e] = SelectBytes(__float_as_uint(p0), __float_as_uint(p1), 0x1140);
     }
     probabilities[m] = TransposeB16(kFew ? bytes_of_head[0]
                                          : SelectBytes(bytes_of_head[0], bytes_of_head[kHeads - 1], 0x5410));
@@ -181,7 +186,7 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
 
   const uint32_t* values = reinterpret_cast<const uint32_t*>(record + value.codes) + lane;
   const auto products = [&](auto width) {
-    ValueProducts<decltype(width)::kValue, kUnits, kHeads, kBlocks>(state.output, values, block,
+    ValueProducts<decltype(width)::kValue, kUnits, kHeads, kBlocks>(state.output, values, block, constants,
                                                                     probabilities, factor);
   };
   if constexpr (kValueWidth != 0) {

@@ -1,7 +1,7 @@
 // The unpacker. A block turns the keys or the values of one KV head into rows, tile after tile (64 tokens) of
-// a contiguous range, with the un-rotation in shared memory and the next tile's codes on their way. A warp
-// has 32 tokens and 64 output dims: its codes become fp16 A fragments, scaled by the tokens' norms, and meet
-// the un-rotation's B fragments unit by unit.
+// a contiguous range, with the un-rotation in shared memory (where it fits) and the next tile's codes on
+// their way. A warp has 32 tokens and 64 output dims: its codes become fp16 A fragments, scaled by the
+// tokens' norms, and meet the un-rotation's B fragments unit by unit.
 #include <algorithm>
 #include <string>
 
@@ -17,7 +17,8 @@ namespace {
 
 using namespace unpacking;
 
-template <int kHeadDim>
+/// kShared: the un-rotation is read from shared memory, not from where it is (from L2, mostly).
+template <int kHeadDim, bool kShared>
 __global__ void __launch_bounds__(kHeadDim, BlocksPerProcessor(kHeadDim))
     UnpackKernel(const __grid_constant__ UnpackParams p) {
   constexpr int kThreads = kHeadDim;  // 2 token halves x head_dim / 64
@@ -26,8 +27,8 @@ __global__ void __launch_bounds__(kHeadDim, BlocksPerProcessor(kHeadDim))
   __shared__ float2 mean[kHeadDim / 2];
   __shared__ EncodeHead heads[2];  // head h at h % 2: the current one and the next
   const int units = max(p.key_units, kPairs);
-  uint4* fragments = reinterpret_cast<uint4*>(shared);
-  uint8_t* ring = shared + units * kPairs * 512;
+  const uint4* fragments = reinterpret_cast<const uint4*>(shared);
+  uint8_t* ring = shared + (kShared ? units * kPairs * 512 : 0);
   const int stage_bytes = units * (kMaxUnitBytes + kTokens);
   const int thread = threadIdx.x, lane = thread & 31;
   const int warp = __shfl_sync(~0u, thread >> 5, 0);  // the compiler then knows it for the same in all lanes
@@ -85,9 +86,10 @@ __global__ void __launch_bounds__(kHeadDim, BlocksPerProcessor(kHeadDim))
       loaded = at.side;
       const uint4* from = reinterpret_cast<const uint4*>(side.value ? p.value_fragments : p.key_fragments) +
                           head_index * (side.value ? kPairs : p.key_units) * kPairs * 32;
-      for (int k = thread; k < side.units * kPairs * 32; k += kThreads) {
+      for (int k = thread; kShared && k < side.units * kPairs * 32; k += kThreads) {
         CopyAsync(SharedAddress(fragments + k), from + k);
       }
+      if (!kShared) fragments = from;
       if (at.side & 1) load_head(h + 1);
       WaitForCopies();
       __syncthreads();
@@ -133,23 +135,27 @@ __global__ void __launch_bounds__(kHeadDim, BlocksPerProcessor(kHeadDim))
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kShared = true>
 Status LaunchFor(const UnpackParams& p, bool early, cudaStream_t stream) {
   const int units = std::max(p.key_units, kHeadDim / 16);
-  const int bytes = units * (kHeadDim / 16 * 512 + 2 * (kMaxUnitBytes + kTokens));
+  const int bytes = units * ((kShared ? kHeadDim / 16 * 512 : 0) + 2 * (kMaxUnitBytes + kTokens));
+  constexpr int kStaticBytes = kHeadDim / 2 * sizeof(float2) + 2 * sizeof(EncodeHead);
   int device = 0, processors = 0, limit = 0;
   BGTQ_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "unpacking"));
   BGTQ_RETURN_IF_ERROR(
       CudaStatus(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "unpacking"));
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "unpacking"));
-  if (bytes > limit) {
+  if constexpr (kShared && kHeadDim == 256) {  // other un-rotations fit everywhere
+    if (bytes + kStaticBytes > limit) return LaunchFor<kHeadDim, false>(p, early, stream);
+  }
+  if (bytes + kStaticBytes > limit) {
     return Status(ErrorCode::kUnsupported,
                   "CUDA unpacking: a head with " + std::to_string(p.key_units) + " key units of head dim " +
-                      std::to_string(kHeadDim) + " needs " + std::to_string(bytes) +
+                      std::to_string(kHeadDim) + " needs " + std::to_string(bytes + kStaticBytes) +
                       " bytes of shared memory, the GPU has " + std::to_string(limit));
   }
-  const auto kernel = UnpackKernel<kHeadDim>;
+  const auto kernel = UnpackKernel<kHeadDim, kShared>;
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "unpacking"));
   const int64_t tiles = (p.first + p.count + kTokens - 1) / kTokens - p.first / kTokens;

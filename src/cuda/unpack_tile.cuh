@@ -26,7 +26,7 @@ __device__ __forceinline__ uint32_t CodesToPair(uint32_t biased, uint32_t select
 template <int kWidth, int kHalf, bool kValue>
 __device__ __forceinline__ void UnitFragments(const uint32_t* codes, uint32_t (&a)[2][4]) {
   uint32_t quads[8];
-  DecodeUnit<kWidth>(codes, quads);
+  DecodeUnit<kWidth>(codes, LookUp{}, quads);
   constexpr uint32_t kBias = 0x80808080u;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {

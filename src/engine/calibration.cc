@@ -12,8 +12,6 @@
 namespace blockgtq {
 namespace {
 
-constexpr int64_t kMinTokens = 64;
-
 /// Collects statistics and vectors of every KV head.
 class HeadCollector : public AttentionObserver {
  public:
@@ -154,10 +152,10 @@ Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_vie
   const int64_t wanted = std::min(tokens_wanted, model.config().context_length);
   if (static_cast<int64_t>(tokens.size()) > wanted)
     tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));
-  if (static_cast<int64_t>(tokens.size()) < kMinTokens) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("calibration: {} tokens are too few, at least {} are needed", tokens.size(), kMinTokens));
+  if (static_cast<int64_t>(tokens.size()) < kMinCalibrationTokens) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("calibration: {} tokens are too few, at least {} are needed", tokens.size(),
+                              kMinCalibrationTokens));
   }
   return tokens;
 }

@@ -11,6 +11,9 @@
 
 namespace blockgtq {
 
+/// A measurement of fewer tokens says little.
+constexpr int64_t kMinCalibrationTokens = 64;
+
 struct CalibrationOptions {
   std::string recipe = "aligned";
   RecipeOptions bits;

@@ -50,23 +50,59 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
       }
     }
   }
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    Status reserved = cache_->Reserve(slices_[i].sequence, slices_[i].count);
-    if (reserved.ok()) continue;
-    for (size_t j = 0; j < i; ++j) {  // give back what the others were promised
-      BGTQ_RETURN_IF_ERROR(cache_->Truncate(slices_[j].sequence, slices_[j].first_position));
-    }
-    return reserved;
+  const ContextProbe* probe = options.probe;
+  if (probe != nullptr && !model_.backend().has_attention_probes()) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("{}: one pass attends to one cache; run with --device cpu", model_.backend().name()));
   }
+  const std::span<Context* const> others = probe != nullptr ? probe->others : std::span<Context* const>();
+  BGTQ_RETURN_IF_ERROR(ReserveSlices(others));
   const int64_t rows = static_cast<int64_t>(tokens_.size());
   if (hidden_ == nullptr || hidden_->rows() < rows) {
     hidden_ = model_.backend().MakeActivations(rows, config.embedding);
   }
-  const Batch batch{tokens_, slices_, binding_.get(), options.observer};
-  const StepInput input{tokens_, slices_, binding_.get(), options.observer != nullptr};
+  AttentionProbe attention;
+  std::vector<CacheBinding*> bindings;
+  for (Context* other : others) bindings.push_back(other->binding_.get());
+  if (probe != nullptr) attention = {bindings, probe->report};
+  const Batch batch{tokens_, slices_, binding_.get(), options.observer,
+                    probe != nullptr ? &attention : nullptr};
+  const StepInput input{tokens_, slices_, binding_.get(), options.observer != nullptr || probe != nullptr};
   BGTQ_RETURN_IF_ERROR(model_.backend().Step(input, [&] { return model_.model().Forward(batch, *hidden_); }));
   for (const BatchSlice& slice : slices_) {
     cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));
+    for (Context* other : others)
+      other->cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*other->cache_, slice));
+  }
+  return Status::Ok();
+}
+
+/// Room for slices_ in this context's cache and in the others'; where one is full, none keeps any.
+Status Context::ReserveSlices(std::span<Context* const> others) {
+  std::vector<KvCache*> caches = {cache_.get()};
+  for (Context* other : others) {
+    for (const BatchSlice& slice : slices_) {
+      const int64_t length = other->cache_->state(slice.sequence).length;
+      if (length == slice.first_position) continue;
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("sequence {} has {} tokens in a probe's cache, {} in the pass's",
+                                slice.sequence, length, slice.first_position));
+    }
+    caches.push_back(other->cache_.get());
+  }
+  std::vector<std::pair<KvCache*, const BatchSlice*>> reserved;
+  for (KvCache* cache : caches) {
+    for (const BatchSlice& slice : slices_) {
+      Status status = cache->Reserve(slice.sequence, slice.count);
+      if (status.ok()) {
+        reserved.emplace_back(cache, &slice);
+        continue;
+      }
+      for (const auto& [promised, of] : reserved)
+        BGTQ_RETURN_IF_ERROR(promised->Truncate(of->sequence, of->first_position));
+      return status;
+    }
   }
   return Status::Ok();
 }

@@ -18,9 +18,20 @@ struct SequenceTokens {
   std::span<const Token> tokens;
 };
 
+class Context;
+
+/// Other contexts whose caches take part in a pass (models/model.h, AttentionProbe). They belong to the same
+/// model and hold the sequences of the pass at the same lengths; afterwards they hold its tokens too.
+struct ContextProbe {
+  std::span<Context* const> others;
+  /// outputs: [0] of the context that runs, [1 + i] of others[i].
+  std::function<Status(int layer, std::span<const Activations* const> outputs)> report;
+};
+
 struct RunOptions {
   bool strict = false;                    // BatchSlice::strict
   AttentionObserver* observer = nullptr;  // for calibration
+  const ContextProbe* probe = nullptr;    // may be null
 };
 
 class Context {
@@ -36,8 +47,8 @@ class Context {
   KvCache& cache() { return *cache_; }
 
   /// One forward pass over new tokens of several sequences; afterwards hidden() holds the final hidden
-  /// states, a row a token in order. Errors: kInvalidArgument (a token out of range), kOutOfMemory (cache
-  /// full; nothing changed), those of Backend::Attention.
+  /// states, a row a token in order. Errors: kInvalidArgument (a token out of range), kOutOfMemory (a cache
+  /// full; nothing changed), kUnsupported (a probe, on a backend that has none), those of Backend::Attention.
   Status Run(std::span<const SequenceTokens> items, const RunOptions& options = {});
   const Activations& hidden() const { return *hidden_; }
 
@@ -58,6 +69,7 @@ class Context {
  private:
   explicit Context(LoadedModel& model) : model_(model) {}
   void ComputeLogits(std::span<const int64_t> rows);  // to logits_
+  Status ReserveSlices(std::span<Context* const> others);
 
   LoadedModel& model_;
   std::unique_ptr<KvCache> cache_;

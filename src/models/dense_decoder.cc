@@ -83,6 +83,7 @@ class DenseDecoder : public Model {
       call.slices = batch.slices;
       call.observer = batch.observer;
       BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
+      if (batch.probe != nullptr) BGTQ_RETURN_IF_ERROR(Probe(call, *batch.probe));
       MatMulAdd(*layer.attention_output, *w.attention, rows);
       backend_.GatedMatMul(*layer.gate, *layer.up, *w.x, {layer.ffn_norm.get(), c.norm_epsilon}, rows,
                            *w.inner);
@@ -98,6 +99,22 @@ class DenseDecoder : public Model {
   }
 
  private:
+  /// The layer's attention over the probe's caches, for its report.
+  Status Probe(AttentionCall call, const AttentionProbe& probe) {
+    std::vector<const Activations*> outputs = {call.out};
+    call.observer = nullptr;
+    if (probed_.size() < probe.caches.size()) probed_.resize(probe.caches.size());
+    for (size_t i = 0; i < probe.caches.size(); ++i) {
+      if (probed_[i] == nullptr || probed_[i]->rows() < work_.rows)
+        probed_[i] = backend_.MakeActivations(work_.rows, call.out->cols());
+      call.cache = probe.caches[i];
+      call.out = probed_[i].get();
+      outputs.push_back(call.out);
+      BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
+    }
+    return probe.report(call.layer, outputs);
+  }
+
   /// x += W y.
   void MatMulAdd(const Weight& weight, const Activations& y, int64_t rows) {
     const Product product{&weight, nullptr, work_.x.get(), true};
@@ -136,6 +153,7 @@ class DenseDecoder : public Model {
   WeightPtr embedding_, output_norm_, output_;
   std::vector<Layer> layers_;
   Workspace work_;
+  std::vector<std::unique_ptr<Activations>> probed_;  // attention outputs of a probe's caches
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,12 +26,22 @@ struct ModelConfig {
   CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
 };
 
+/// Caches beside the one that drives a pass: in every layer they store and attend to the pass's own queries,
+/// keys and values, so that what each makes of the same inputs can be compared.
+struct AttentionProbe {
+  std::span<CacheBinding* const> caches;  // with the sequences of the pass, at the same lengths
+  /// outputs: [0] of the driving cache, [1 + i] of caches[i]; each [rows, heads * head_dim], before the
+  /// output projection. A non-ok Status ends the pass.
+  std::function<Status(int layer, std::span<const Activations* const> outputs)> report;
+};
+
 /// Tokens of one or more sequences, run together.
 struct Batch {
   std::span<const int32_t> tokens;        // [rows]
   std::span<const BatchSlice> slices;     // cover the rows in order
   CacheBinding* cache = nullptr;          // of the backend that the model was loaded on
   AttentionObserver* observer = nullptr;  // may be null
+  const AttentionProbe* probe = nullptr;  // may be null
 };
 
 class Model {

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -223,7 +224,7 @@ class CommandLine(Fixture):
     def test_help_exits_with_0(self):
         self.assertEqual(run("--help").returncode, 0)
         for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
-                        "needle", "longbench", "aime", "diagnose"):
+                        "needle", "longbench", "aime", "diagnose", "calibrate-study", "depth-study"):
             done = run(command, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertIn(b"--json", done.stdout)
@@ -316,6 +317,91 @@ class CommandLine(Fixture):
         self.assertEqual(process.returncode, 0, error.decode())
         self.assertIn(b"eval time", error)
         self.assertIn(json.loads(self.json.read_text())["stop_reason"], ("cancelled", "limit"))
+
+
+class Studies(Fixture):
+    """calibrate-study and depth-study on the tiny model."""
+
+    DEPTH = ("--depths", "64,200,400", "--span", 16, "--recipes", "aligned,fp8", "--protection", "none,window")
+    CALIBRATION = ("--lengths", "64,256", "--offsets", "0,300", "-c", 128, "--chunks", 2, "--protection", "none", "--no-chat",
+                   "--needle-tasks", "single", "--needle-lengths", 480, "--needle-depths", 50, "--trials", 1)
+
+    def drawn(self, folder, names):
+        self.assertEqual({path.name for path in folder.iterdir()}, names)
+        for path in folder.iterdir():
+            self.assertTrue(xml.dom.minidom.parse(str(path)).getElementsByTagName("polyline"), path)
+
+    def test_depth_study_writes_tables_json_and_plots(self):
+        plots, plan = self.folder / "plots", self.folder / "my.safetensors"
+        self.ok("calibrate", "-m", self.model, "--tokens", 128, "-K", 4, "-V", 4, "-o", plan)
+        seen, done = self.ok("depth-study", "-m", self.model, *self.DEPTH, "--plan", plan, "--plot", plots)
+        caches = list(dict.fromkeys(row["cache"] for row in seen["rows"]))
+        self.assertEqual(caches, ["aligned K4V4 of my.safetensors", "aligned K3V3", "aligned K2V2", "fp8"])
+        self.assertEqual(len(seen["rows"]), 4 * 2 * 3)
+        self.assertEqual((seen["samples"], seen["samples_total"], seen["stopped"], seen["mode"]), (8, 8, False, "strict"))
+        for row in seen["rows"]:
+            self.assertEqual((row["positions"], row["simulated"]), (16, row["cache"] == "fp8"))
+            exact = row["protection"] == "4 sinks + 64 recent" and row["depth"] == 64
+            self.assertEqual(row["kld_mean"] < 1e-9, exact)
+            self.assertEqual(row["attention_error"] < 1e-3, exact)
+            self.assertAlmostEqual(sum(row["attention_error_per_layer"]) / 2, row["attention_error"])
+        self.assertIn(b"| aligned K3V3, no buffer | 14.0 |", done.stdout)
+        self.drawn(plots, {"kld-by-depth.svg", "top1-by-depth.svg", "attention-by-depth.svg", "attention-by-layer.svg"})
+        bare, done = self.ok("depth-study", "-m", self.model, *self.DEPTH, "--no-attention")
+        self.assertNotIn("attention_error", bare["rows"][0])
+        self.assertNotIn(b"attention", done.stdout)
+        strip = lambda row: {k: v for k, v in row.items() if not k.startswith("attention")}
+        self.assertEqual(bare["rows"], [strip(row) for row in seen["rows"][6:]])
+
+    def test_calibrate_study_writes_table_json_and_plots(self):
+        plots = self.folder / "plots"
+        other = self.folder / "other.txt"
+        other.write_text("Pack my box with five dozen liquor jugs, said he. " * 60)
+        seen, done = self.ok("calibrate-study", "-m", self.model, *self.CALIBRATION, "--texts", f"{self.text},{other}", "--plot",
+                             plots)
+        self.assertEqual((len(seen["plans"]), seen["plans_total"], seen["stopped"]), (16, 16, False))
+        self.assertEqual({(p["text"], p["tokens"], p["offset"]) for p in seen["plans"]},
+                         {(t, n, o) for t in ("text", "other") for n in (64, 256) for o in (0, 300)})
+        groups = {(g["k_bits"], g["factor"], g["value"]): g for g in seen["groups"]}
+        self.assertEqual(len(groups), 2 * (1 + 2 + 2 + 2))
+        for (bits, factor, value), group in groups.items():
+            mine = [p["kld_mean"] for p in seen["plans"] if p["k_bits"] == bits and
+                    (factor == "all" or str(p[factor]) == value)]
+            self.assertEqual(group["plans"], len(mine))
+            self.assertAlmostEqual(group["kld_mean"]["mean"], statistics.mean(mine))
+            self.assertAlmostEqual(group["kld_mean"]["sd"], statistics.stdev(mine))
+        self.assertGreater(groups[2, "all", ""]["kld_mean"]["mean"], groups[3, "all", ""]["kld_mean"]["mean"])
+        self.assertIn("needle", seen["fp16"])
+        self.assertIn(b"| K3V3 | 14.0 | tokens 64 | 4 |", done.stdout)
+        self.drawn(plots, {"kld-by-tokens.svg", "ppl-by-tokens.svg", "needle-by-tokens.svg"})
+
+    def test_a_study_cut_anywhere_continues_to_the_same_results(self):
+        for command in (("depth-study", "-m", self.model, *self.DEPTH), ("calibrate-study", "-m", self.model,
+                                                                         *self.CALIBRATION)):
+            results = self.folder / f"{command[0]}.jsonl"
+            command = (*command, "-t", 1, "-o", results)
+            whole_json, _ = self.ok(*command)
+            whole = results.read_bytes()
+            for cut in (0, 5, len(whole) // 2, len(whole)):
+                results.write_bytes(whole[:cut])
+                seen, _ = self.ok(*command)
+                self.assertEqual(results.read_bytes(), whole)
+                self.assertEqual(seen, whole_json)
+            self.fails(*command, "-K", 4, "-V", 4, needs=[results.name, "caches" if "depth" in command[0] else "k_bits"])
+
+    def test_studies_refuse_what_they_cannot_do(self):
+        depth, calibration = ("depth-study", "-m", self.model), ("calibrate-study", "-m", self.model, "--no-needle")
+        self.fails(*depth, needs=["16384", "512"])
+        self.fails(*depth, *self.DEPTH, "--protection", "much", needs=["much", "SINKS+RECENT"])
+        self.fails(*depth, *self.DEPTH, "--recipes", "fp16", needs=["fp16", "uncompressed"])
+        self.fails(*depth, *self.DEPTH, "-K", "3", needs=["-K", "-V", "pairs"])
+        self.fails(*depth, *self.DEPTH, "-f", self.text, "--texts", 50, needs=["--texts"])
+        self.fails(*depth, *self.DEPTH, "--plan", self.folder / "none", needs=["none"])
+        self.fails(*calibration, needs=["--lengths", "1024", "512"])
+        self.fails(*calibration, "--lengths", 64, "--texts", f"{self.text},{self.text}", needs=["--texts", "twice"])
+        self.fails(*calibration, "--lengths", 64, "--texts", self.text, needs=["text", "20000", "--offsets"])
+        self.fails(*calibration, "--lengths", "64", "--recipe", "q8_0", needs=["q8_0"])
+        self.fails(*calibration, "--lengths", "x", code=2, needs=["--lengths"])
 
 
 class TaskSuites(Fixture):

@@ -2,10 +2,9 @@
 //
 //   decode_attention_test [quick | every N]
 //     quick: a few small cases, for compute-sanitizer
-//     every N: these and every Nth of the others, for the emulator (tests/cuda/emulator)
+//     every N: these and every Nth of the others, one at a time, for the emulator (tests/cuda/emulator)
 //
-#include <cstdlib>
-#include <cstring>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -25,6 +24,8 @@ std::vector<Case> QuickCases() {
        {30, 70}},
       {"quick: 8 heads", 128, 8, {Head(128, k5432), Head(128, k432)}, {200, 65}},
       {"quick: head dim 64", 64, 3, {Head(64, {{4, 32}, {2, 32}}, 4, {1})}, {130}, 4, {10}},
+      {"quick: head dim 256", 256, 3, {Head(256, k256, 3, {1, 15})}, {130}, 4, {10}},
+      {"quick: head dim 256, 7 heads", 256, 7, {Head(256, k256)}, {65, 64}, 4, {10, 70}},
       {"quick: warp workers",
        128,
        4,
@@ -142,16 +143,81 @@ std::vector<Case> MoreCases() {
   return cases;
 }
 
+std::vector<Case> Cases256() {
+  std::vector<Case> cases;
+  const auto add = [&](const std::string& name, int query_heads, std::vector<HeadSpec> heads,
+                       std::vector<int64_t> coded, int sinks = 0, std::vector<int64_t> recent = {}) {
+    cases.push_back({"D256 " + name + ", G" + std::to_string(query_heads), 256, query_heads, std::move(heads),
+                     std::move(coded), sinks, std::move(recent)});
+  };
+  const Groups mixed = {{8, 16}, {5, 48}, {4, 64}, {3, 96}, {1, 32}};
+  for (int query_heads : {4, 8}) {
+    for (int w : {1, 2, 3, 4, 5, 8}) {
+      const std::string k = std::to_string(w);
+      add("K" + k + " V" + k, query_heads, {Head(256, {{w, 256}}, w)}, {1000});
+      add("K mixed V" + k, query_heads, {Head(256, mixed, w), Head(256, k256, w)}, {777});
+    }
+    // The largest record with the largest mean, and as many units as there can be.
+    add("K8 V8 whole mean", query_heads, {Head(256, {{8, 256}}, 8, kWholeMean256)}, {300}, 4, {64});
+    add("8 groups of 23 units", query_heads,
+        {Head(256, {{8, 33}, {5, 33}, {4, 33}, {4, 33}, {3, 33}, {3, 33}, {2, 33}, {1, 25}})}, {500});
+    for (int64_t length : {1, 64, 65, 5000}) {
+      add("whole mean, T" + std::to_string(length), query_heads, {Head(256, k256, 3, kWholeMean256)},
+          {length});
+      // Its logits are sharp: one probability that rounds the other way shows.
+      cases.back().query_size = 1.4f;
+    }
+    add("ragged, sinks, window", query_heads, {Head(256, mixed), Head(256, k256)}, {2000, 65, 1000}, 4,
+        {64, 3, 70});
+  }
+  for (int query_heads : {1, 2, 3, 5, 6, 7, 9, 11, 16}) {
+    add("heads differ, ragged", query_heads,
+        {Head(256, k256, 3), Head(256, mixed, 2), Head(256, k256, 4, {0})}, {64, 65, 127, 640, 0}, 4,
+        {64, 1, 100, 3, 127});
+  }
+  return cases;
+}
+
+// What runs where a block may have 99 KB (compute capability 8.6 and 8.9), or 163 KB (8.0).
+std::vector<Case> SmallSharedMemoryCases() {
+  std::vector<Case> cases;
+  for (const int shared_bytes : {99 << 10, 163 << 10}) {
+    for (const int query_heads : {4, 7, 9}) {
+      for (const int64_t length : {100, 1500}) {
+        const auto add = [&](const std::string& name, int dim, std::vector<HeadSpec> heads) {
+          Case c{name + " in " + std::to_string(shared_bytes >> 10) + " KB, G" + std::to_string(query_heads) +
+                     ", T" + std::to_string(length),
+                 dim,
+                 query_heads,
+                 std::move(heads),
+                 {length, 65, length / 2},
+                 4,
+                 {64, 3, 70}};
+          c.shared_bytes = shared_bytes;
+          cases.push_back(c);
+        };
+        add("D128", 128, {Head(128, k432), Head(128, k8432)});
+        add("D128 whole mean", 128, {Head(128, k432, 3, kWholeMean), Head(128, k432)});
+        add("D64 K8 V8", 64, {Head(64, {{8, 64}}, 8, {0, 3})});
+        add("D256", 256, {Head(256, k256)});
+      }
+    }
+  }
+  return cases;
+}
+
 // Every configuration on the same batch: mixed plans, ragged, sinks, window, mean.
 std::vector<Case> ConfigurationCases(bool quick) {
   std::vector<Case> cases;
-  const auto add = [&](int warps, bool split, int stages, int blocks, int workers, int query_heads,
-                       bool mean) {
+  const auto add = [&](int warps, bool split, int stages, int blocks, int workers, int query_heads, bool mean,
+                       int head_dim = 128) {
+    const std::vector<int> mean_units = mean ? std::vector<int>{0, 7} : std::vector<int>{};
     Case c{std::to_string(warps) + (split ? " split" : " whole") + ", clusters of " + std::to_string(blocks) +
-               " G" + std::to_string(query_heads),
-           128,
+               " G" + std::to_string(query_heads) + (head_dim == 128 ? "" : " D" + std::to_string(head_dim)),
+           head_dim,
            query_heads,
-           {Head(128, k8432, 3, mean ? std::vector<int>{0, 7} : std::vector<int>{}), Head(128, k432)},
+           {Head(head_dim, head_dim == 256 ? k256 : k8432, 3, mean_units),
+            Head(head_dim, head_dim == 256 ? k256 : k432)},
            {1300, 0, 65, 700},
            4,
            {30, 20, 70, 129}};
@@ -163,6 +229,8 @@ std::vector<Case> ConfigurationCases(bool quick) {
     add(8, false, 1, 1, 5, 4, true);
     add(8, false, 2, 4, 2, 8, false);
     add(8, true, 1, 2, 3, 8, true);
+    add(8, false, 1, 2, 3, 4, true, 256);
+    add(8, true, 2, 4, 2, 8, false, 256);
     return cases;
   }
   for (const int query_heads : {3, 8}) {
@@ -172,6 +240,8 @@ std::vector<Case> ConfigurationCases(bool quick) {
           add(8, false, 2, blocks, workers, query_heads, mean);
           add(8, true, 2, blocks, workers, query_heads, mean);
         }
+        add(8, false, 1, blocks, 3, query_heads, mean, 256);
+        add(8, true, 2, blocks, 8, query_heads, mean, 256);
         add(12, false, 2, blocks, 6, query_heads, mean);
         add(8, true, 1, blocks, 20, query_heads, mean);
         add(8, false, 3, blocks, 20, query_heads, mean);
@@ -220,7 +290,6 @@ void TestRefusals(const DeviceLimits& limits) {
     return TraitsOf(plans, cpu::MakeRope(spec.head_dim)).status();
   };
   ExpectRefused(refused(half), "fp16 norms");
-  ExpectRefused(refused(Head(256, {{3, 256}})), "head dim 256");
   ExpectRefused(refused(Head(96, {{3, 96}})), "head dim 96");
   ExpectRefused(
       refused(Head(128, {{5, 8}, {4, 8}, {3, 16}, {3, 16}, {3, 16}, {2, 16}, {2, 16}, {2, 16}, {1, 16}})),
@@ -233,15 +302,14 @@ void TestRefusals(const DeviceLimits& limits) {
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
 }
 
-void Run(const DeviceLimits& limits, bool quick, size_t every) {
-  for (const Case& c : QuickCases()) RunCase(c, limits, true);
-  for (const Case& c : ConfigurationCases(true)) RunCase(c, limits, true);
+void Run(Cases& cases, const DeviceLimits& limits, bool quick, size_t every) {
+  cases.RunSome(QuickCases(), 1, true);
+  cases.RunSome(ConfigurationCases(true), 1, true);
   if (quick) return;
-  const auto run_some = [&](const std::vector<Case>& cases, bool overlapped) {
-    for (size_t i = 0; i < cases.size(); i += every) RunCase(cases[i], limits, overlapped);
-  };
-  run_some(MoreCases(), false);
-  run_some(ConfigurationCases(false), true);
+  cases.RunSome(MoreCases(), every, false);
+  cases.RunSome(Cases256(), every, false);
+  cases.RunSome(SmallSharedMemoryCases(), every, false);
+  cases.RunSome(ConfigurationCases(false), every, true);
   TestGraphFollowsLengths(limits);
   TestRefusals(limits);
 }
@@ -249,10 +317,4 @@ void Run(const DeviceLimits& limits, bool quick, size_t every) {
 }  // namespace
 }  // namespace blockgtq::cuda
 
-int main(int argc, char** argv) {
-  const int every = argc > 2 && std::strcmp(argv[1], "every") == 0 ? std::max(1, std::atoi(argv[2])) : 1;
-  return blockgtq::cuda::RunTests(argc, argv,
-                                  [every](const blockgtq::cuda::DeviceLimits& limits, bool quick) {
-                                    blockgtq::cuda::Run(limits, quick, static_cast<size_t>(every));
-                                  });
-}
+int main(int argc, char** argv) { return blockgtq::cuda::RunDecodeTests(argc, argv, blockgtq::cuda::Run); }

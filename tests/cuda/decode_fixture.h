@@ -6,10 +6,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/cache/kv_cache.h"
@@ -46,7 +48,53 @@ struct Case {
   int warps = 0;
   bool split_tiles = false;
   int stages = 3, cluster_blocks = 1, workers = 1;
+  int shared_bytes = 0;  // that a block may have; 0: the device's
 };
+
+inline RopeConfig RopeOf(const Case& c) { return c.rope.head_dim > 0 ? c.rope : cpu::MakeRope(c.head_dim); }
+
+inline std::vector<HeadPlan> PlansOf(const Case& c) {
+  std::vector<HeadPlan> plans;
+  for (size_t h = 0; h < c.heads.size(); ++h) plans.push_back(cpu::MakeHeadPlan(c.heads[h], 100 + 10 * h));
+  return plans;
+}
+
+inline Result<DecodeConfig> Configure(const Case& c, const HeadTraits& traits, const DeviceLimits& device) {
+  DecodeShape shape;
+  shape.batch = static_cast<int>(c.coded.size());
+  shape.kv_heads = static_cast<int>(c.heads.size());
+  shape.head_dim = c.head_dim;
+  shape.query_heads = c.query_heads;
+  shape.has_exact = !c.recent.empty();
+  int64_t longest = 1;
+  for (size_t b = 0; b < c.coded.size(); ++b) {
+    const int64_t length = c.coded[b] + (shape.has_exact ? c.recent[b] : 0);
+    longest = std::max(longest, length);
+    if (!shape.has_exact) continue;
+    shape.window_tiles =
+        std::max(shape.window_tiles, static_cast<int>((length + 63) / 64 - c.coded[b] / 64 + 1));
+  }
+  shape.expected_tokens = c.expected_tokens >= 0 ? c.expected_tokens : longest;
+  DeviceLimits limits = device;
+  if (c.processors > 0) {
+    limits = {};
+    limits.processors = c.processors;
+  }
+  limits.shared_bytes = c.shared_bytes > 0 ? c.shared_bytes : device.shared_bytes;
+  if (c.warps == 0) return ConfigureDecode(shape, traits, limits);
+  return ConfigureDecodeAs(shape, traits, limits, {c.warps, false, false, c.split_tiles, false}, c.stages,
+                           c.cluster_blocks, c.workers);
+}
+
+// What a Hopper GPU can do and this one cannot: clusters, and the largest configurations.
+inline bool Runs(const Case& c, const DeviceLimits& limits) {
+  constexpr int kHopperSharedBytes = 227 << 10;
+  if (limits.clusters[1] > 0 && limits.shared_bytes >= kHopperSharedBytes) return true;
+  const std::vector<HeadPlan> plans = PlansOf(c);
+  const bool runs = Configure(c, Require(TraitsOf(plans, RopeOf(c)), "traits"), limits).ok();
+  if (!runs) std::printf("%-46s not on this GPU\n", c.name.c_str());
+  return runs;
+}
 
 struct Error {
   double square = 0, size = 0;
@@ -63,11 +111,10 @@ struct Error {
 // A batch on host and device, ready to launch.
 class Fixture {
  public:
-  explicit Fixture(const Case& c, const DeviceLimits& device)
-      : c_(c), rope_(c.rope.head_dim > 0 ? c.rope : cpu::MakeRope(c.head_dim)) {
+  explicit Fixture(const Case& c, const DeviceLimits& device) : c_(c), rope_(RopeOf(c)) {
     const int64_t batch = c.coded.size();
     std::mt19937 random(7);
-    for (size_t h = 0; h < c.heads.size(); ++h) plans_.push_back(cpu::MakeHeadPlan(c.heads[h], 100 + 10 * h));
+    plans_ = PlansOf(c);
     int64_t longest = 1;
     for (int64_t b = 0; b < batch; ++b) {
       lengths_.push_back(static_cast<int32_t>(c.coded[b] + (c.recent.empty() ? 0 : c.recent[b])));
@@ -85,35 +132,15 @@ class Fixture {
     }
     for (auto& m : made) sequences_.push_back(m.get());
 
-    DecodeShape shape;
-    shape.batch = static_cast<int>(batch);
-    shape.kv_heads = static_cast<int>(plans_.size());
-    shape.head_dim = c.head_dim;
-    shape.query_heads = c.query_heads;
-    shape.expected_tokens = c.expected_tokens >= 0 ? c.expected_tokens : longest;
-    shape.has_exact = !c.recent.empty();
-    for (int64_t b = 0; b < batch && shape.has_exact; ++b) {
-      shape.window_tiles = std::max<int>(shape.window_tiles, (lengths_[b] + 63) / 64 - coded_[b] / 64 + 1);
-    }
     const HeadTraits traits = Require(TraitsOf(plans_, rope_.config()), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
-    DeviceLimits limits = device;
-    if (c.processors > 0) {
-      limits = {};
-      limits.processors = c.processors;
-      limits.shared_bytes = device.shared_bytes;
-    }
-    config_ =
-        c.warps == 0
-            ? Require(ConfigureDecode(shape, traits, limits), "configuration")
-            : Require(ConfigureDecodeAs(shape, traits, limits, {c.warps, false, false, c.split_tiles, false},
-                                        c.stages, c.cluster_blocks, c.workers),
-                      "configuration");
+    config_ = Require(Configure(c, traits, device), "configuration");
     table_ = std::make_unique<DeviceTable>(table);
-    if (traits.mean_units > 0)
+    if (traits.mean_units > 0) {
       phases_ = std::make_unique<DevicePhases>(rope_.config(), c.first_position, longest);
+    }
     MakePool(table, random);
-    if (shape.has_exact) MakeExact(shape);
+    if (config_.shape.has_exact) MakeExact(config_.shape);
 
     queries_ = cpu::Normals(batch * plans_.size() * c.query_heads * c.head_dim, c.query_size, 5);
     std::vector<uint16_t> halves;
@@ -127,7 +154,9 @@ class Fixture {
     device_lengths_ = DeviceArray<int32_t>(lengths_);
     scratch_ = DeviceArray<uint8_t>(config_.scratch_bytes);
     scratch_.Fill(0xff);
-    BindDecode(config_, scratch_.data(), params_);
+    exchange_ = DeviceArray<uint8_t>(config_.exchange_bytes);
+    exchange_.Fill(0);
+    BindDecode(config_, scratch_.data(), exchange_.data(), params_);
     table_->Bind(params_);
     if (phases_ != nullptr) params_.phases = phases_->phases.data();
     params_.logit_scale = static_cast<float>(1.4426950408889634 / std::sqrt(double(c.head_dim)));
@@ -156,6 +185,7 @@ class Fixture {
     second_out.Fill(0xff);
     DecodeParams second = params_;
     second.out = second_out.data();
+    second.launch = 1;
     Launch(nullptr);
     Require(LaunchDecodeAttention(config_, second, true, nullptr), "attention behind attention");
     Require(cudaDeviceSynchronize(), "run");
@@ -165,9 +195,10 @@ class Fixture {
   void PoisonOutput() { out_.Fill(0xff); }
   std::vector<uint16_t> Output() const { return out_.Download(); }
 
-  // Compares `out` with both references and with reference::Attention.
-  void Compare(const std::vector<uint16_t>& out) {
-    const std::vector<uint8_t> blocks = scratch_.Download();  // query blocks come first
+  std::vector<uint8_t> QueryBlocks() const { return scratch_.Download(); }  // they come first
+  /// Compares `out` with both references and with reference::Attention. blocks: of the run that gave `out`.
+  /// Touches no device memory: another thread may run it.
+  void Compare(const std::vector<uint16_t>& out, const std::vector<uint8_t>& blocks) const {
     struct Outcome {
       Error rounded, exact;
       double query_distance = 0, worst_head = 0;
@@ -342,24 +373,59 @@ class Fixture {
   DecodeParams params_{};
   std::unique_ptr<DeviceTable> table_;
   std::unique_ptr<DevicePhases> phases_;  // where some head has a mean
-  DeviceArray<uint8_t> pool_, scratch_;
+  DeviceArray<uint8_t> pool_, scratch_, exchange_;
   DeviceArray<int32_t> block_table_, coded_end_, device_lengths_;
   DeviceArray<uint16_t> device_queries_, out_;
   std::vector<DeviceArray<uint16_t>> exact_;  // [batch]
   DeviceArray<const uint8_t*> exact_rows_;
 };
 
-inline void RunCase(const Case& c, const DeviceLimits& limits, bool overlapped) {
-  Fixture fixture(c, limits);
-  const std::vector<uint16_t> first = fixture.Run(), second = fixture.Run();
-  Check(first == second, c.name + ": two runs differ");
-  if (overlapped) {
-    const auto [ahead, behind] = fixture.RunOverlapped();
-    Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
-    Check(behind == first, c.name + ": a run that overlaps the one ahead of it differs");
+/// Runs cases one after another, and up to `in_flight` comparisons with the references beside them: those
+/// take most of the time.
+class Cases {
+ public:
+  Cases(const DeviceLimits& limits, size_t in_flight) : limits_(limits), in_flight_(in_flight) {}
+  ~Cases() { Finish(0); }
+
+  void Run(const Case& c, bool overlapped) {
+    auto fixture = std::make_unique<Fixture>(c, limits_);
+    const std::vector<uint16_t> first = fixture->Run(), second = fixture->Run();
+    Check(first == second, c.name + ": two runs differ");
+    if (overlapped) {
+      const auto [ahead, behind] = fixture->RunOverlapped();
+      Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
+      Check(behind == first, c.name + ": a run that overlaps the one ahead of it differs");
+    }
+    Compared compared;
+    compared.done = std::async(
+        std::launch::async,
+        [f = fixture.get(), first, blocks = fixture->QueryBlocks()] { f->Compare(first, blocks); });
+    compared.fixture = std::move(fixture);
+    running_.push_back(std::move(compared));
+    Finish(in_flight_);
   }
-  fixture.Compare(first);
-}
+  /// Every `step`th of them that runs on this GPU.
+  void RunSome(const std::vector<Case>& cases, size_t step, bool overlapped) {
+    for (size_t i = 0; i < cases.size(); i += step) {
+      if (Runs(cases[i], limits_)) Run(cases[i], overlapped);
+    }
+  }
+
+ private:
+  struct Compared {
+    std::unique_ptr<Fixture> fixture;
+    std::future<void> done;
+  };
+  void Finish(size_t left) {
+    while (running_.size() > left) {
+      running_.front().done.get();
+      running_.pop_front();
+    }
+  }
+  const DeviceLimits& limits_;
+  size_t in_flight_;
+  std::deque<Compared> running_;
+};
 
 inline HeadSpec Head(int head_dim, Groups groups, int value_width = 3, std::vector<int> mean = {}) {
   HeadSpec spec;
@@ -372,6 +438,23 @@ inline HeadSpec Head(int head_dim, Groups groups, int value_width = 3, std::vect
 inline const Groups k432 = {{4, 32}, {3, 64}, {2, 32}};
 inline const Groups k8432 = {{8, 16}, {4, 48}, {3, 32}, {2, 32}};
 inline const Groups k5432 = {{5, 16}, {4, 16}, {3, 48}, {2, 48}};
+inline const Groups k256 = {{4, 64}, {3, 128}, {2, 64}};
 inline const std::vector<int> kWholeMean = {0, 1, 2, 3, 4, 5, 6, 7};
+inline const std::vector<int> kWholeMean256 = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/// The main function of a test of decode attention: arguments [quick | every N].
+/// run(cases, limits, quick, every): quick for compute-sanitizer; every Nth case, one at a time, for the
+/// emulator.
+template <typename Run>
+int RunDecodeTests(int argc, char** argv, Run run) {
+  const bool some = argc > 2 && std::strcmp(argv[1], "every") == 0;
+  const int every = some ? std::max(1, std::atoi(argv[2])) : 1;
+  // The emulator's kernels must not run beside other threads.
+  const size_t in_flight = some ? 0 : std::max(1u, std::thread::hardware_concurrency() / 2);
+  return RunTests(argc, argv, [&](const DeviceLimits& limits, bool quick) {
+    Cases cases(limits, quick ? 0 : in_flight);
+    run(cases, limits, quick, static_cast<size_t>(every));
+  });
+}
 
 }  // namespace blockgtq::cuda

@@ -5,8 +5,6 @@
 //   decode_mean_test [quick | every N], as decode_attention_test
 //
 #include <complex>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -39,7 +37,9 @@ std::vector<int> Units(int first, int end) {
   for (int u = first; u < end; ++u) units.push_back(u);
   return units;
 }
-Groups GroupsOf(int head_dim) { return head_dim == 64 ? Groups{{4, 32}, {3, 16}, {2, 16}} : k432; }
+Groups GroupsOf(int head_dim) {
+  return head_dim == 64 ? Groups{{4, 32}, {3, 16}, {2, 16}} : head_dim == 128 ? k432 : k256;
+}
 
 Case MeanCase(const std::string& name, int query_heads, const RopeConfig& rope,
               const std::vector<std::vector<int>>& units_of_heads, int64_t first_position,
@@ -192,23 +192,15 @@ void TestSplit() {
   Check(last.direct.empty() && last.series_units <= 4, "the slowest unit alone: half a batch");
 }
 
-void Run(const DeviceLimits& limits, bool quick, size_t every) {
+void Run(Cases& cases, const DeviceLimits&, bool quick, size_t every) {
   TestPhases();
   TestSplit();
-  for (const Case& c : QuickCases()) RunCase(c, limits, true);
-  for (const Case& c : LargeMeanCases()) RunCase(c, limits, false);
-  if (quick) return;
-  const std::vector<Case> cases = MoreCases();
-  for (size_t i = 0; i < cases.size(); i += every) RunCase(cases[i], limits, true);
+  cases.RunSome(QuickCases(), 1, true);
+  cases.RunSome(LargeMeanCases(), 1, false);
+  if (!quick) cases.RunSome(MoreCases(), every, true);
 }
 
 }  // namespace
 }  // namespace blockgtq::cuda
 
-int main(int argc, char** argv) {
-  const int every = argc > 2 && std::strcmp(argv[1], "every") == 0 ? std::max(1, std::atoi(argv[2])) : 1;
-  return blockgtq::cuda::RunTests(argc, argv,
-                                  [every](const blockgtq::cuda::DeviceLimits& limits, bool quick) {
-                                    blockgtq::cuda::Run(limits, quick, static_cast<size_t>(every));
-                                  });
-}
+int main(int argc, char** argv) { return blockgtq::cuda::RunDecodeTests(argc, argv, blockgtq::cuda::Run); }

@@ -184,4 +184,10 @@ inline std::vector<HeadSpec> MixedSpecs(int dim) {
           {dim, {{2, dim}}, 1, {}}};
 }
 
+/// Two heads of dim 256, one with 8 groups of 23 units: their transforms do not fit in shared memory.
+inline std::vector<HeadSpec> ManyUnitSpecs() {
+  return {{256, {{8, 33}, {5, 33}, {4, 33}, {4, 33}, {3, 33}, {3, 33}, {2, 33}, {1, 25}}, 3, {0, 15}},
+          {256, {{4, 64}, {3, 128}, {2, 64}}, 4, {}}};
+}
+
 }  // namespace blockgtq::cuda

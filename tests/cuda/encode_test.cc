@@ -56,8 +56,9 @@ void Launch(const EncodeParams& params) {
 }
 
 /// Whole pages of several sequences from their windows, all layers in one launch.
-void TestPages(const std::string& name, int dim, int layers, Rounding rounding, bool quick) {
-  const std::vector<HeadSpec> specs = MixedSpecs(dim);
+void TestPages(const std::string& name, const std::vector<HeadSpec>& specs, int layers, Rounding rounding,
+               bool quick) {
+  const int dim = specs[0].head_dim;
   const EncodeModel model(specs, layers, rounding, 7 * dim);
   const int kv_heads = model.table.kv_heads;
   const std::vector<int64_t> positions =
@@ -381,13 +382,14 @@ void TimeAll() {
 void RunAll(const DeviceLimits&, bool quick) {
   TestRefusals();
   for (int dim : {64, 128, 256}) {
-    TestPages("pages D " + std::to_string(dim), dim, quick ? 1 : 2, Rounding::kSearched, quick);
+    TestPages("pages D " + std::to_string(dim), MixedSpecs(dim), quick ? 1 : 2, Rounding::kSearched, quick);
   }
+  TestPages("pages of 23 units D 256", ManyUnitSpecs(), 1, Rounding::kSearched, quick);
   TestRows("slots 5..37 D 64", 64, 5, 37);
   TestNotFinite();
   TestGraph();
   if (quick) return;
-  TestPages("pages nearest D 128", 128, 1, Rounding::kNearest, false);
+  TestPages("pages nearest D 128", MixedSpecs(128), 1, Rounding::kNearest, false);
   TestRows("slots 0..64 D 128", 128, 0, 64);
   TestRows("slots 16..17 D 128", 128, 16, 17);
   TestRows("slots 47..64 D 256", 256, 47, 64);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "src/cuda/decode_attention.h"
@@ -11,8 +12,11 @@
 namespace blockgtq::cuda {
 
 inline int g_checks = 0, g_failures = 0;
+inline std::mutex g_checking;
 
+/// From any thread.
 inline void Check(bool ok, const std::string& what) {
+  const std::lock_guard<std::mutex> lock(g_checking);
   ++g_checks;
   if (ok) return;
   constexpr int kShown = 50;

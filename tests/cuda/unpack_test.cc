@@ -45,14 +45,14 @@ UnpackParams MakeParams(const EncodeModel& model, const UnpackArrays& arrays) {
 /// A sequence of `length` tokens whose codes end at coded_end, in shuffled blocks.
 class Fixture {
  public:
-  Fixture(int dim, int layers, int64_t length, int64_t coded_end, int sinks)
-      : model_(MixedSpecs(dim), layers, Rounding::kNearest, 11 * dim),
+  Fixture(const std::vector<HeadSpec>& specs, int layers, int64_t length, int64_t coded_end, int sinks)
+      : model_(specs, layers, Rounding::kNearest, 11 * specs[0].head_dim),
         arrays_(BuildUnpackTable(model_.plans, model_.table)),
         coded_end_(coded_end),
         sinks_(sinks),
-        exact_(dim, model_.table.kv_heads, layers, static_cast<int>((length + 63) / 64 - coded_end / 64 + 1),
-               16) {
-    const int pages = static_cast<int>((coded_end + kPage - 1) / kPage);
+        exact_(specs[0].head_dim, model_.table.kv_heads, layers,
+               static_cast<int>((length + 63) / 64 - coded_end / 64 + 1), 16) {
+    const int dim = specs[0].head_dim, pages = static_cast<int>((coded_end + kPage - 1) / kPage);
     table_.resize(pages + 2);
     std::iota(table_.begin(), table_.end(), 0);
     std::shuffle(table_.begin(), table_.end(), std::mt19937(dim));
@@ -226,15 +226,16 @@ void TimeAll() {
 
 void RunAll(const DeviceLimits&, bool quick) {
   TestErrors();
+  Fixture(ManyUnitSpecs(), 1, 2 * kPage + 30, kPage + 23, 4).Check("D 256, 23 units", 0, 0, 2 * kPage + 30);
   for (int dim : {64, 128, 256}) {
     const std::string name = "D " + std::to_string(dim);
-    Fixture f(dim, 2, 3 * kPage + 30, 2 * kPage + 23, 4);
+    Fixture f(MixedSpecs(dim), 2, 3 * kPage + 30, 2 * kPage + 23, 4);
     f.Check(name + ", all tokens", 1, 0, 3 * kPage + 30);
     f.Check(name + ", tokens 70..100", 0, 70, 30);
     if (quick) continue;
     f.Check(name + ", tokens 2..152", 1, 2, 150);
     f.Check(name + ", one token", 0, 127, 1);
-    Fixture whole(dim, 1, 40 * kPage, 40 * kPage, 0);
+    Fixture whole(MixedSpecs(dim), 1, 40 * kPage, 40 * kPage, 0);
     whole.Check(name + ", 2,560 coded tokens", 0, 0, 40 * kPage);
     whole.Check(name + ", from 100 on", 0, 100, 40 * kPage - 101);
   }

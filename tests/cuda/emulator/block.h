@@ -23,6 +23,12 @@ struct Warp {
   Thread* lanes[32];
 };
 
+/// 16 bytes of a thread's own copies (cp.async).
+struct SmallCopy {
+  uint32_t shared;
+  const void* global;
+};
+
 struct Thread {
   void* stack_pointer;
   char* stack;
@@ -31,7 +37,8 @@ struct Thread {
   Warp* warp;
   bool done = false;
   bool arrived_in_cluster = false;
-  uint32_t cluster_epoch = 0;  // in which it arrived
+  uint32_t cluster_epoch = 0;          // in which it arrived
+  std::vector<SmallCopy> copies = {};  // that no arrival follows yet
 };
 
 /// An mbarrier. A phase ends when all arrivals and all expected bytes are there.

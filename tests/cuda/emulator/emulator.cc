@@ -51,13 +51,15 @@ bool g_launched_early = false;
 
 namespace {
 
-constexpr size_t kMaxSharedBytes = 232448;  // of a block, on sm_90
+constexpr size_t kMaxSharedBytes = BGTQ_EMULATED_SM == 90 ? 232448 : 166912;  // of a block
 constexpr uint32_t kOffsetMask = 0xffffff;  // of a shared address; above it the rank
 
+/// A bulk copy; or, where bytes is 0, a thread's small ones, which arrive at the barrier.
 struct PendingCopy {
   Block* block;
   uint32_t shared, barrier, bytes;
   const void* global;
+  std::vector<SmallCopy> small = {};
 };
 
 // Threads that can go on, and in which order they do.
@@ -110,6 +112,7 @@ void ThreadMain() {
   Thread* t = g_thread;
   if (t->warp->arrived > 0) Fail("a thread ends while its warp waits in an instruction");
   if (t->arrived_in_cluster) Fail("a thread ends after a cluster arrival without its wait");
+  if (!t->copies.empty()) Fail("a thread ends with copies that no arrival follows");
   if (!t->block->at_sync.empty()) Fail("a thread ends while others wait in __syncthreads");
   t->done = true;
   --t->block->alive;
@@ -165,6 +168,12 @@ TransactionBarrier& FindBarrier(Block* block, uint32_t address) {
   return found->second;
 }
 
+void Arrive(TransactionBarrier& barrier, uint32_t address, int64_t expected_bytes) {
+  if (barrier.pending <= 0) Fail("too many arrivals at an mbarrier", address);
+  barrier.bytes += expected_bytes;
+  --barrier.pending;
+}
+
 uint8_t* At(Block* block, uint32_t offset, size_t bytes) {
   if (offset + bytes > block->shared_bytes) {
     Fail("an address beyond the block's shared memory", offset, static_cast<int64_t>(block->shared_bytes));
@@ -174,12 +183,17 @@ uint8_t* At(Block* block, uint32_t offset, size_t bytes) {
 
 void FinishSomeCopy() {
   std::swap(g_copies[g_random() % g_copies.size()], g_copies.back());
-  const PendingCopy copy = g_copies.back();
+  const PendingCopy copy = std::move(g_copies.back());
   g_copies.pop_back();
-  if (copy.block->alive == 0) Fail("a bulk copy arrives in a block that has ended", copy.block->index);
-  std::memcpy(copy.block->shared + copy.shared, copy.global, copy.bytes);
+  if (copy.block->alive == 0) Fail("a copy arrives in a block that has ended", copy.block->index);
   TransactionBarrier& barrier = FindBarrier(copy.block, copy.barrier);
-  barrier.bytes -= copy.bytes;
+  if (copy.bytes > 0) {
+    std::memcpy(copy.block->shared + copy.shared, copy.global, copy.bytes);
+    barrier.bytes -= copy.bytes;
+  } else {
+    for (const SmallCopy& c : copy.small) std::memcpy(copy.block->shared + c.shared, c.global, 16);
+    Arrive(barrier, copy.barrier, 0);
+  }
   Settle(barrier);
 }
 
@@ -283,6 +297,9 @@ void Launch(const KernelLaunch& launch) {
   if (launch.shared_bytes > kMaxSharedBytes) {
     Fail("too much shared memory", static_cast<int64_t>(launch.shared_bytes));
   }
+  if (BGTQ_EMULATED_SM < 90 && (launch.cluster_blocks > 1 || launch.early)) {
+    Fail("a launch that sm_80 does not know", launch.cluster_blocks, launch.early);
+  }
   ++g_launch;
   g_launched_early = launch.early;
   g_body = &launch.body;
@@ -292,8 +309,8 @@ void Launch(const KernelLaunch& launch) {
   // Where the last one in goes first, copies may be very late.
   const unsigned copy_interval = order == ReadyThreads::Order::kLastIn ? 997 : 31;
   std::vector<unsigned> clusters(launch.blocks / launch.cluster_blocks);
-  for (unsigned i = 0; i < clusters.size(); ++i) clusters[i] = i;
-  std::shuffle(clusters.begin(), clusters.end(), g_random);
+  // The last one first: a cluster may wait for what those after it send.
+  for (unsigned i = 0; i < clusters.size(); ++i) clusters[i] = static_cast<unsigned>(clusters.size()) - 1 - i;
   for (const unsigned cluster : clusters) RunCluster(launch, cluster, copy_interval);
 }
 
@@ -392,9 +409,7 @@ void BarrierInit(uint32_t barrier, int arrivals) {
 
 void BarrierArrive(uint32_t barrier, int64_t expected_bytes) {
   TransactionBarrier& b = FindBarrier(g_thread->block, barrier);
-  if (b.pending <= 0) Fail("too many arrivals at an mbarrier", barrier);
-  b.bytes += expected_bytes;
-  --b.pending;
+  Arrive(b, barrier, expected_bytes);
   Settle(b);
 }
 
@@ -415,6 +430,20 @@ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barr
   At(block, shared, bytes);
   FindBarrier(block, barrier);
   g_copies.push_back({block, shared, barrier, bytes, global});
+}
+
+void CopyAsync(uint32_t shared, const void* global) {
+  if (shared % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    Fail("a copy that is not of aligned 16 bytes", shared);
+  }
+  At(g_thread->block, shared, 16);
+  g_thread->copies.push_back({shared, global});
+}
+
+void BarrierArriveAfterCopies(uint32_t barrier) {
+  FindBarrier(g_thread->block, barrier);
+  g_copies.push_back({g_thread->block, 0, barrier, 0, nullptr, std::move(g_thread->copies)});
+  g_thread->copies.clear();
 }
 
 void ClusterArrive() {

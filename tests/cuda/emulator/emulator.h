@@ -1,7 +1,7 @@
 // A GPU on one CPU thread, as far as the decode kernels need one: what the stand-ins for the CUDA headers
 // (include/) call. Each CUDA thread is a fiber that runs until it has to wait; what waits and what runs next
 // is shuffled, differently in each launch. Blocks of a cluster live at the same time, clusters run one after
-// another in random order. Whatever is an error or undefined on a GPU (a deadlock, lanes that diverge before
+// another, the last one first. Whatever is an error or undefined on a GPU (a deadlock, lanes that diverge before
 // a warp-wide instruction, a misaligned copy, an access out of bounds, ...) ends the program with status 1.
 #pragma once
 
@@ -46,6 +46,11 @@ void BarrierArrive(uint32_t barrier, int64_t expected_bytes);
 void BarrierWait(uint32_t barrier, uint32_t parity);
 /// Happens some time later, at the latest when no thread can go on without it.
 void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier);
+
+/// 16 bytes; happens together with the thread's others after BarrierArriveAfterCopies, some time later, and
+/// the arrival with them.
+void CopyAsync(uint32_t shared, const void* global);
+void BarrierArriveAfterCopies(uint32_t barrier);
 
 void ClusterArrive();
 void ClusterWait();

@@ -146,7 +146,24 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {"emulated H200", 9, 0, 132, 232448};
+  if (BGTQ_EMULATED_SM == 90) {
+    *properties = {"emulated H200", 9, 0, 132, 232448};
+  } else {
+    *properties = {"emulated A100", 8, 0, 108, 166912};
+  }
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
+  attributes->ptxVersion = BGTQ_EMULATED_SM;
   return cudaSuccess;
 }
 template <typename T>

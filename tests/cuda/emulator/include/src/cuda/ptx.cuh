@@ -13,6 +13,8 @@
 
 namespace blockgtq::cuda {
 
+constexpr bool kSm90 = BGTQ_EMULATED_SM == 90;
+
 inline int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
 
 uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors);
@@ -41,7 +43,7 @@ constexpr int kAccumulatorStart = 0x4B400000;
 constexpr float kAccumulatorStartFloat = 12582912.0f;
 inline float AccumulatorToFloat(int a) { return __int_as_float(a) - kAccumulatorStartFloat; }
 
-// ---- bulk copies
+// ---- copies
 inline uint32_t SharedAddress(const void* p) { return emulator::SharedAddress(p); }
 inline void BarrierInit(uint32_t barrier, int arrivals) { emulator::BarrierInit(barrier, arrivals); }
 inline void BarrierInitFence() {}
@@ -51,6 +53,8 @@ inline void BarrierWait(uint32_t barrier, uint32_t phase) { emulator::BarrierWai
 inline void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   emulator::BulkCopy(shared, global, bytes, barrier);
 }
+inline void CopyAsync(uint32_t shared, const void* global) { emulator::CopyAsync(shared, global); }
+inline void BarrierArriveAfterCopies(uint32_t barrier) { emulator::BarrierArriveAfterCopies(barrier); }
 inline void PrefetchToL2(const void*) {}
 
 // ---- clusters of blocks
@@ -59,11 +63,11 @@ inline void ClusterArriveRelaxed() { emulator::ClusterArrive(); }
 inline void ClusterWait() { emulator::ClusterWait(); }
 inline uint32_t ClusterAddress(uint32_t shared, int rank) { return emulator::ClusterAddress(shared, rank); }
 inline float LoadCluster(uint32_t address) { return emulator::LoadCluster(address); }
-inline int AddAndPublish(int* counter, int x) {
-  const int old = *counter;
-  *counter += x;
-  return old;
-}
+
+// ---- words between blocks
+inline void SendWord(uint64_t* to, uint64_t word) { *to = word; }
+inline uint64_t ReceiveWord(const uint64_t* from) { return *from; }
+inline void BetweenPolls() { emulator::Fail("a block waits for a word of a cluster before it"); }
 
 // ---- programmatic dependent launch
 inline void WaitForPreviousKernel() { emulator::WaitForPreviousKernel(); }
