@@ -100,11 +100,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const int begin = range0.x, end = range0.y;
   if (begin >= end) return;  // the whole cluster
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
-  MeanBias<kHeadDim, kWarps, kFew, kBlocks> mean(p, shared + layout.mean,
-                                                 reinterpret_cast<uint32_t*>(scratch), mean_barrier);
+  using Mean = MeanBias<kHeadDim, kWarps, kFew, kBlocks>;
+  uint8_t* mean_shared = shared + layout.mean;
   if (kMean) {
     if (!kSm90) __syncwarp();  // every lane arrives at the barrier
-    mean.SendForConstants(p.KvHead(start.head));
+    Mean::SendForConstants(p, p.KvHead(start.head), mean_shared, mean_barrier);
   }
   QueryTransform<kHeadDim, kWarps> query_transform;
   query_transform.Load(p, p.KvHead(start.head));
@@ -137,9 +137,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     queries.Load(p, start.sequence, start.head);
   }
 
-  const TileConstants constants = TileConstants::Load();
+  TileConstants constants;
+  if (!kMean) constants = TileConstants::Load();
+
   Segment current = start;
-  int x = begin, k = 0, stage = 0, ring_phase = 0;
+  int x = begin, k = 0, stage = 0, ring_phase = 0, mean_phase = 0;
   const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   for (;;) {
@@ -149,18 +151,23 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
-    if constexpr (kMean) {
+    const bool coded = coded_end > p.sinks;
+    Mean mean(p, mean_shared, reinterpret_cast<uint32_t*>(scratch), mean_barrier);
+    typename Mean::Phases first_phases;
+    const auto start_mean = [&] {
       // Rounds in which the first of the block's teams is past x, and the last one before the segment's end.
       const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
       const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
       const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
-      mean.Start(header, current.sequence, current.head,
-                 {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k);
-    }
+      mean.Start(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, coded,
+                 first_phases);
+    };
+    if (kMean && Mean::kStartsEarly) start_mean();
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
     ExactLoads<kHeadDim, kWarps> exact;
-    constexpr bool kEarlyExact = kHeadDim <= 128 && (kSm90 || kWarps <= 8);  // otherwise registers are lacking
+    // Otherwise registers are lacking.
+    constexpr bool kEarlyExact = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
     if (kEarlyExact && p.exact_tiles > 0) {
       exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
     }
@@ -168,7 +175,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
-    if (kMean) mean.PrepareQueries();
+    if (kMean) {
+      mean.PrepareQueries(mean_phase, header, current.sequence, current.head);
+      mean_phase ^= 1;
+    }
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
       uint4* to = reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(pair) * p.query_layout.bytes);
@@ -184,35 +194,37 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
-    const bool coded = coded_end > p.sinks, has_mean = kMean && coded && header.mean_units > 0;
-    if constexpr (kMean) {
-      if (has_mean) mean.Begin();
-    }
+    if (kMean) constants = TileConstants::Load();  // not earlier: registers
+    if (kMean && !Mean::kStartsEarly) start_mean();
+    if (kMean && coded) mean.Begin(first_phases);
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
     const SharedQuery shared_query = {query, p.query_layout.scale};
     const SharedValues values = {header.value_codes, header.value_norms, header.value_width};
+    float logit[2 * kBlocks * kHeads] = {};
+    // logit becomes the mean's part of the logits of this warp's tile `round` at position `at`.
+    const auto set_bias = [&](int round, int at) {
+      mean.Set(logit, round, tile0 + at - x, at < segment_end, block16);
+    };
+    constexpr bool kAhead =
+        kFew && kHeadDim <= 128;  // the bias, while values are multiplied: takes registers
+    if (kMean && kAhead && coded) set_bias(k, first + step * k);
 #pragma unroll 1
     for (;;) {
       const int at = first + step * k;
       if (at >= segment_end) break;
       const int tile = tile0 + at - x;
-      float logit[2 * kBlocks * kHeads];
-      if constexpr (kMean) {
-        if (has_mean) {
-          mean.Add(logit, tile, block16);
-        } else {
-#pragma unroll
-          for (float& l : logit) l = 0;
-        }
-      }
       BarrierWait(full_barrier + 8 * stage, ring_phase);
       if (k == 0) stream.FillAfterFirst();
       if (coded) {
+        if (kMean && !kAhead) set_bias(k, at);
+        if (kMean) mean.AddMore(logit, k, block16);
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
             state, logit, constants, record, values, passes, shared_query, block16,
-            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
+            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [&] {
+              if (kAhead) set_bias(k + 1, at + step);
+            });
       }
       __syncwarp();
       if (kTeam == 1) {
@@ -242,7 +254,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     const uint32_t step = span.y > 1 ? *p.step : 0;  // asked for here, where nothing waits for it
     state.FinishSum();
-    if (has_mean) __syncthreads();  // coefficients lie where the warps put their outputs
+    if (kMean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);
     if (!kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     __syncthreads();
@@ -290,7 +302,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     current.Next(tile_prefix, p.work_heads);
     query_transform.Load(p, p.KvHead(current.head));
     queries.Load(p, current.sequence, current.head);
-    if (kMean) mean.SendForConstants(p.KvHead(current.head));
+    if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_shared, mean_barrier);
     __syncthreads();
   }
 }

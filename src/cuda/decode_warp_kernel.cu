@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
         float logit[8];
         AttendTile<kHeadDim, kFew, kValueWidth, 4, false>(
             state, logit, constants, record, values, reinterpret_cast<const int4*>(head.passes), query, 0,
-            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens);
+            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [] {});
       }
       __syncwarp();
       stream.Refill(stage);

@@ -14,7 +14,7 @@
 namespace blockgtq::cuda {
 
 inline constexpr int kMaxDirectUnits = 16;  // of a head: all that a head dim of 256 has
-inline constexpr int kHalfTile = 32;       // tokens
+inline constexpr int kHalfTile = 32;        // tokens
 inline constexpr int kBatchTiles = 8;  // whose coefficients one warp computes at a time: 16 rows of a product
 
 /// Degrees come in pairs, level n: 2 n and 2 n + 1.
@@ -50,13 +50,19 @@ constexpr bool SeriesTermsAreSums(int head_dim) {
 static_assert(SeriesTermsAreSums(64) && SeriesTermsAreSums(128) && SeriesTermsAreSums(256));
 
 /// Constants of a KV head, in bytes:
-///   polynomials  fp16 A fragments [2][32][8]: tokens 16 m + .. of a half tile x (T0, T0, T1, T1, T2, ..,
-///   T13) terms        f32 [terms][2][4][4]: degree 2 level + e, blocks t and t + 4 of the slot's unit as
-///   complex
+///   polynomials  fp16 A fragments [2][32][8]: T_n(x) of tokens 16 m + .. of a half tile x 16 degrees: column
+///                2 p + e is that of half e of coefficient word w (MeanTileWords), w = 2 p for p < 4, else 2
+///                p - 7
+///   terms        f32 [terms][2][4][4]: degree 2 level + e, blocks t and t + 4 of the slot's unit as complex
 ///                numbers mu i^n (2 - [n = 0]) J_n(16 theta)
-///   direct       fp16 A fragments [direct units][2][32][8]: R_{r - 15.5} mu
+///   direct       of each direct unit fp16 A fragments [2][32][8]: R_{r - 15.5} mu; then 512 bytes that are
+///                for the kernel's queries, fp16 [32][8]: lane 4 column + t holds blocks t and t + 4 as (x,
+///                y), then (y, -x)
+/// Where some head has a mean there is at least one direct unit: kernels always add the first one, which is
+/// zero where a head has none.
 struct MeanConstants {
-  static constexpr int kPolynomialBytes = 2 * 512, kTermBytes = 128, kDirectBytes = 2 * 512;
+  static constexpr int kPolynomialBytes = 2 * 512, kTermBytes = 128;
+  static constexpr int kDirectQuery = 2 * 512, kDirectBytes = 3 * 512;
   static constexpr int Terms() { return kPolynomialBytes; }
   static constexpr int Direct(int head_dim) { return Terms() + kTermBytes * SeriesTerms(head_dim); }
   static constexpr int Bytes(int head_dim, int direct_units) {
@@ -68,24 +74,22 @@ struct MeanConstants {
 ///   constants  as above
 ///   factors    fp16 B fragments a group of 4 query heads: level 0 [slots][32][hi 4, lo 4], then
 ///              [terms - slots][32][4]. Column 2 h + e: head h, degree 2 level + e
-///   queries    fp16 [direct units][32][8]: lane 4 column + t holds blocks t and t + 4 as (x, y), then (y,
-///   -x)
 struct MeanShared {
-  int constants, factors, group_bytes, queries, bytes;
+  int constants, factors, group_bytes, bytes;
   static constexpr MeanShared For(int head_dim, bool few, int direct_units) {
     MeanShared s{};
     s.constants = 0;
     s.factors = MeanConstants::Bytes(head_dim, direct_units);
     s.group_bytes = 256 * (SeriesTerms(head_dim) + SeriesSlots(head_dim, 0));
-    s.queries = s.factors + (few ? 1 : 2) * s.group_bytes;
-    s.bytes = s.queries + 512 * direct_units;
+    s.bytes = s.factors + (few ? 1 : 2) * s.group_bytes;
     return s;
   }
 };
 
 /// What a tile has in shared memory, in 32-bit words: the series' coefficients, two half tiles x query heads
-/// x 8 words of two degrees, as a B operand wants them; 4 words that spread tiles over the banks; of each
-/// direct unit the phases, two half tiles x 4 x (blocks t, t + 4).
+/// x 8 words as a B operand wants them: degree 0 as (high, low), degree 1 as (high, low), then word w > 1 is
+/// degrees 2 (w - 1) and 2 (w - 1) + 1; 4 words that spread tiles over the banks; of each direct unit the
+/// phases, two half tiles x 4 x (blocks t, t + 4).
 constexpr int CoefficientWords(bool few) { return 2 * (few ? 4 : 8) * 8; }
 constexpr int MeanTileWords(bool few, int direct_units) {
   return CoefficientWords(few) + 4 + 16 * direct_units;

@@ -21,28 +21,26 @@ template <int kHeadDim, int kWarps, bool kFew>
 struct MeanFactors {
   static constexpr int kGroups = kFew ? 1 : 2, kSlots = SeriesSlots(kHeadDim, 0);
   static constexpr int kTerms = SeriesTerms(kHeadDim), kTermsAWarp = (kTerms + kWarps - 1) / kWarps;
-  uint2 query[kTermsAWarp][kGroups];  // blocks t and t + 4 of the term's unit
-  // A direct unit a warp, or two; the last warps first, which have fewer terms.
-  static constexpr int kDirectAWarp = (kHeadDim / kUnitWidth + kWarps - 1) / kWarps;
-  uint2 direct_query[kDirectAWarp];
-
-  static __device__ __forceinline__ int DirectUnitOf(int warp, int i) { return kWarps * (i + 1) - 1 - warp; }
 
   static __device__ __forceinline__ MeanShared Layout(const DecodeParams& p) {
     return MeanShared::For(kHeadDim, kFew, p.max_direct_units);
   }
-  static __device__ __forceinline__ uint2 QueryOf(const uint32_t* queries, int head, int heads, int unit) {
-    const uint32_t* q = queries + head * (kHeadDim / 2) + unit * (kUnitWidth / 2) + (threadIdx.x & 3);
-    return head < heads ? make_uint2(q[0], q[4]) : make_uint2(0, 0);
-  }
 
-  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int sequence,
-                                       int work_head) {
-    const int g = threadIdx.x >> 2 & 7, warp = WarpIndex();
+  /// Every thread calls it.
+  static __device__ __forceinline__ void Store(const DecodeParams& p, const HeadHeader& header, int sequence,
+                                               int work_head, uint8_t* shared) {
+    const int lane = Fresh(threadIdx.x & 31), g = lane >> 2, tq = lane & 3, warp = Fresh(WarpIndex());
+    const MeanShared layout = Layout(p);
+    const float scale = p.logit_scale;
     const QueryRows rows = RowsOf(p, work_head);
     const uint32_t* queries =
         reinterpret_cast<const uint32_t*>(p.queries) +
         (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) * (kHeadDim / 2);
+    const auto query_of = [&](int head, int unit) {  // blocks t and t + 4
+      const uint32_t* q = queries + head * (kHeadDim / 2) + unit * (kUnitWidth / 2) + tq;
+      return head < rows.count ? make_uint2(q[0], q[4]) : make_uint2(0, 0);
+    };
+    uint2 query[kTermsAWarp][kGroups];
 #pragma unroll
     for (int i = 0; i < kTermsAWarp; ++i) {
       const int term = min(warp + i * kWarps, kTerms - 1);
@@ -54,25 +52,13 @@ struct MeanFactors {
       const int unit = min(header.series_first + slot, kHeadDim / kUnitWidth - 1);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        query[i][group] = QueryOf(queries, 4 * group + (g >> 1), rows.count, unit);
+        query[i][group] = query_of(4 * group + (g >> 1), unit);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kDirectAWarp; ++i) {
-      const int own = min(DirectUnitOf(warp, i), kMaxDirectUnits - 1);
-      direct_query[i] = QueryOf(queries, kFew ? g >> 1 : g, rows.count, header.direct_unit[own]);
-    }
-  }
-
-  __device__ __forceinline__ void Store(const DecodeParams& p, bool series, int direct_units,
-                                        uint8_t* shared) const {
-    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3, warp = WarpIndex();
-    const MeanShared layout = Layout(p);
-    const float scale = p.logit_scale;
-#pragma unroll
     for (int i = 0; i < kTermsAWarp; ++i) {
       const int term = warp + i * kWarps;
-      if (!series || term >= kTerms) continue;
+      if (header.series_units == 0 || term >= kTerms) continue;
       const float4 m = *reinterpret_cast<const float4*>(
           shared + MeanConstants::Terms() + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
 #pragma unroll
@@ -94,13 +80,13 @@ struct MeanFactors {
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kDirectAWarp; ++i) {
-      const int own = DirectUnitOf(warp, i);
-      if (own >= direct_units) continue;
-      const float2 q0 = __half22float2(WordHalves(direct_query[i].x)),
-                   q1 = __half22float2(WordHalves(direct_query[i].y));
-      reinterpret_cast<uint4*>(shared + layout.queries)[own * 32 + lane] =
+    // Direct units, by the last warps, which have fewer terms.
+#pragma unroll 1
+    for (int u = kWarps - 1 - warp; u < header.direct_units; u += kWarps) {
+      const uint2 q = query_of(kFew ? g >> 1 : g, header.direct_unit[u]);
+      const float2 q0 = __half22float2(WordHalves(q.x)), q1 = __half22float2(WordHalves(q.y));
+      reinterpret_cast<uint4*>(shared + MeanConstants::Direct(kHeadDim) + u * MeanConstants::kDirectBytes +
+                               MeanConstants::kDirectQuery)[lane] =
           make_uint4(HalfWord(__floats2half2_rn(q0.x * scale, q0.y * scale)),
                      HalfWord(__floats2half2_rn(q1.x * scale, q1.y * scale)),
                      HalfWord(__floats2half2_rn(q0.y * scale, -q0.x * scale)),
@@ -110,47 +96,48 @@ struct MeanFactors {
 };
 
 /// Phases of the half tiles of a batch, rows of a product: of a lane rows g and g + 8, the halves of tile g.
-/// kHeld: slots whose phases are in registers; more are loaded when they are used.
+/// kHeld: slots whose phases are in registers at a time; the others follow as those are used.
 template <int kHeadDim, int kHeld>
 struct BatchPhases {
   static constexpr int kUnits = kHeadDim / kUnitWidth, kSlots = SeriesSlots(kHeadDim, 0);
   static constexpr int kUnitQuads = 8;  // uint4 a unit
   uint4 high[kHeld], low[kHeld];        // the series' units
-  uint4 direct;                         // the first direct unit, high
+  uint4 direct;                         // the first direct unit, high; 0 without one
   const uint4* series_row;              // of this lane: slot 0
   const uint4* row;                     // unit 0
 
   /// tile_of(i): tile of the batch, 0 <= i < kBatchTiles; those outside [0, last] count as the nearest.
+  /// Defines every register, so that none is live across the tiles; without `wanted` it reads nothing.
   template <typename TileOf>
-  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last,
+  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last, bool wanted,
                                        TileOf tile_of) {
-    const int tile = max(0, min(tile_of(static_cast<int>(threadIdx.x >> 2 & 7)), last));
+    const int tile = max(0, min(tile_of(Fresh(threadIdx.x >> 2 & 7)), last));
     row = reinterpret_cast<const uint4*>(p.phases) + static_cast<size_t>(tile) * (kUnits * kUnitQuads) +
           (threadIdx.x & 3);
     series_row = row + header.series_first * kUnitQuads;
-    const int units = header.series_units;
-    if (units > 0) {
+    const int units = wanted ? header.series_units : 0;
 #pragma unroll
-      for (int s = 0; s < kHeld; ++s) {
-        if (s >= 4 && units <= 4) continue;
-        high[s] = __ldg(series_row + s * kUnitQuads);
-        low[s] = __ldg(series_row + s * kUnitQuads + 4);
-      }
+    for (int s = 0; s < kHeld; ++s) {
+      high[s] = units > s / 4 * 4 ? High(s) : make_uint4(0, 0, 0, 0);
+      low[s] = units > s / 4 * 4 ? Low(s) : make_uint4(0, 0, 0, 0);
     }
-    if (header.direct_units > 0) direct = __ldg(row + header.direct_unit[0] * kUnitQuads);
+    direct = wanted && header.direct_units > 0 ? __ldg(row + header.direct_unit[0] * kUnitQuads)
+                                               : make_uint4(0, 0, 0, 0);
   }
 
-  /// Direct units' phases to where the tiles have them. to: of the batch's first tile
-  __device__ __forceinline__ void StoreDirect(const HeadHeader& header, int direct_units, uint32_t* to,
-                                              int tile_words) const {
-    to += (threadIdx.x >> 2 & 7) * tile_words + 2 * (threadIdx.x & 3);
+  __device__ __forceinline__ uint4 High(int slot) const { return __ldg(series_row + slot * kUnitQuads); }
+  __device__ __forceinline__ uint4 Low(int slot) const { return __ldg(series_row + slot * kUnitQuads + 4); }
+
+  /// Direct units' phases to where the tiles have them. to: of this lane's tile
+  __device__ __forceinline__ void StoreDirect(const HeadHeader& header, uint32_t* to) const {
+    to += 2 * (threadIdx.x & 3);
     const auto store = [to](int u, const uint4& phase) {
       *reinterpret_cast<uint2*>(to + 16 * u) = make_uint2(phase.x, phase.z);
       *reinterpret_cast<uint2*>(to + 16 * u + 8) = make_uint2(phase.y, phase.w);
     };
-    if (direct_units > 0) store(0, direct);
+    store(0, direct);
 #pragma unroll 1
-    for (int u = 1; u < direct_units; ++u) {
+    for (int u = 1; u < header.direct_units; ++u) {
       store(u, __ldg(row + header.direct_unit[u] * kUnitQuads));
     }
   }
@@ -165,67 +152,77 @@ __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4&
   }
 }
 
-/// Coefficients of a batch's tiles for 4 query heads.
+/// Coefficients of a batch's tiles for 4 query heads; zero without units.
 /// factors  of the group (MeanShared); group: of heads 4 group ..
-/// to       the batch's first tile (MeanTileWords)
+/// to       of this lane's tile (MeanTileWords)
 template <int kHeadDim, bool kFew, int kHeld>
 __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld>& phases, int units,
-                                              const uint8_t* factors, int group, uint32_t* to,
-                                              int tile_words) {
-  constexpr int kSlots = SeriesSlots(kHeadDim, 0), kTogether = 4;
-  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
+                                              const uint8_t* factors, int group, uint32_t* to) {
+  constexpr int kSlots = SeriesSlots(kHeadDim, 0), kOthers = SeriesSlots(kHeadDim, 1);
+  const int lane = Fresh(threadIdx.x & 31), tq = lane & 3;
   const uint4* first_factors = reinterpret_cast<const uint4*>(factors) + lane;
   const uint2* other_factors = reinterpret_cast<const uint2*>(factors) + lane;
-  float high[4], low[2][4], rest[kSeriesLevels][4];  // of level 0: high x high, the two mixed products
-  const auto add_slot = [&](int s, const uint4& a, const uint4& a_low) {
+  const auto words = [&](int half) {
+    return to + half * (CoefficientWords(kFew) / 2) + (4 * group + (tq ^ 2 * half)) * 8;
+  };
+  if (units == 0) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) reinterpret_cast<uint4*>(words(r >> 1))[r & 1] = make_uint4(0, 0, 0, 0);
+    return;
+  }
+  // Level 0, then the others: fewer accumulators at a time. Phases that are not held come from L1 the second
+  // time.
+  uint4 a[kHeld], a_low[kHeld];
+#pragma unroll
+  for (int s = 0; s < kHeld; ++s) {
+    a[s] = phases.high[s];
+    a_low[s] = phases.low[s];
+  }
+  float high[4], low[4];  // high x high, the mixed products
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    if (s == 4 && units <= 4) break;
     const uint4 z = first_factors[s * 32];
-    MmaF16Or0(s == 0, high, a, z.x, z.y);
-    MmaF16Or0(s == 0, low[0], a_low, z.x, z.y);
-    MmaF16Or0(s == 0, low[1], a, z.z, z.w);
+    MmaF16Or0(s == 0, high, a[s % kHeld], z.x, z.y);
+    MmaF16Or0(s == 0, low, a_low[s % kHeld], z.x, z.y);
+    MmaF16(low, a[s % kHeld], z.z, z.w);
+    const int next = s + kHeld;
+    if (next < kSlots && (next < 4 || units > 4)) {
+      a[s % kHeld] = phases.High(next);
+      a_low[s % kHeld] = phases.Low(next);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    *reinterpret_cast<uint2*>(words(r)) =
+        make_uint2(HighLow(high[2 * r] + low[2 * r]), HighLow(high[2 * r + 1] + low[2 * r + 1]));
+  }
+  if (kHeld < kSlots) {
+#pragma unroll
+    for (int s = 0; s < kHeld; ++s) a[s] = phases.High(s);
+  }
+  float rest[kSeriesLevels][4];
+#pragma unroll
+  for (int s = 0; s < kOthers; ++s) {
+    if (s == 4 && units <= 4) break;
 #pragma unroll
     for (int level = 1; level < kSeriesLevels; ++level) {
       if (s >= SeriesSlots(kHeadDim, level)) continue;
       const uint2 y = other_factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
-      MmaF16Or0(s == 0, rest[level], a, y.x, y.y);
+      MmaF16Or0(s == 0, rest[level], a[s % kHeld], y.x, y.y);
     }
-  };
-#pragma unroll
-  for (int s = 0; s < kHeld; ++s) {
-    if (s == 4 && units <= 4) break;
-    add_slot(s, phases.high[s], phases.low[s]);
+    const int next = s + kHeld;
+    if (next < kOthers && (next < 4 || units > 4)) a[s % kHeld] = phases.High(next);
   }
-#pragma unroll
-  for (int s0 = kHeld; s0 < kSlots; s0 += kTogether) {
-    if (s0 >= 4 && units <= 4) break;
-    uint4 a[kTogether], a_low[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (s0 + i >= kSlots) continue;
-      a[i] = __ldg(phases.series_row + (s0 + i) * phases.kUnitQuads);
-      a_low[i] = __ldg(phases.series_row + (s0 + i) * phases.kUnitQuads + 4);
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (s0 + i < kSlots) add_slot(s0 + i, a[i], a_low[i]);
-    }
-  }
-  // Words of B operands: pairs of halves 2 p, 2 p + 1 along the reduction, p = 0, 4, 1, 5, 2, 6, 3, 7. Pairs
-  // 0 and 1 are degrees 0 and 1 as (high, low), pair p > 1 is level p - 1.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    uint32_t pair[8];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      pair[e] = HighLow(high[2 * r + e] + (low[0][2 * r + e] + low[1][2 * r + e]));
-    }
+    uint32_t pair[kSeriesLevels];
 #pragma unroll
     for (int level = 1; level < kSeriesLevels; ++level) {
-      pair[level + 1] = HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
+      pair[level] = HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
     }
-    uint4* at = reinterpret_cast<uint4*>(to + g * tile_words + r * (CoefficientWords(kFew) / 2) +
-                                         (4 * group + (tq ^ 2 * r)) * 8);
-    at[0] = make_uint4(pair[0], pair[4], pair[1], pair[5]);
-    at[1] = make_uint4(pair[2], pair[6], pair[3], pair[7]);
+    reinterpret_cast<uint2*>(words(r))[1] = make_uint2(pair[1], pair[2]);
+    reinterpret_cast<uint4*>(words(r))[1] = make_uint4(pair[3], pair[4], pair[5], pair[6]);
   }
 }
 

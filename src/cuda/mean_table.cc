@@ -80,9 +80,9 @@ void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanU
   const int dim = plan.head_dim;
   const std::vector<double> frequencies = RopeFrequencies(rope);
   const auto polynomial = [](int row, int col) {
-    const double x = (row - kCentre) / kRadius;
-    if (col < 4) return col < 2 ? 1.0 : x;
-    return std::cos((col - 2) * std::acos(x));
+    const int word = col < 8 ? col / 2 * 2 : (col - 8) / 2 * 2 + 1;  // of what a half tile and head has
+    const int degree = word < 2 ? word : 2 * (word - 1) + col % 2;
+    return std::cos(degree * std::acos((row - kCentre) / kRadius));
   };
   AppendFragments(2, 1, polynomial, reinterpret_cast<uint16_t*>(out));
 
@@ -110,7 +110,7 @@ void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanU
     }
   }
 
-  uint16_t* direct = reinterpret_cast<uint16_t*>(out + MeanConstants::Direct(dim));
+  uint8_t* direct = out + MeanConstants::Direct(dim);
   for (int unit : units.direct) {
     const auto turned = [&](int row, int col) {
       const int block = kMeanUnitBlocks * unit + col / 2;
@@ -118,8 +118,8 @@ void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanU
           BlockMean(plan, rope, block) * std::polar(1.0, frequencies[block] * (row - kCentre));
       return col % 2 == 0 ? k.real() : k.imag();
     };
-    AppendFragments(2, 1, turned, direct);
-    direct += MeanConstants::kDirectBytes / 2;
+    AppendFragments(2, 1, turned, reinterpret_cast<uint16_t*>(direct));
+    direct += MeanConstants::kDirectBytes;
   }
 }
 

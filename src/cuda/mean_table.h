@@ -20,7 +20,7 @@ struct MeanUnits {
 /// exact to 5e-5 of the unit's largest term.
 MeanUnits SplitMeanUnits(const HeadPlan& plan, const RopeConfig& rope);
 
-/// out: MeanConstants::Bytes(head_dim, units.direct.size()) bytes, 4-byte aligned.
+/// out: MeanConstants::Bytes(head_dim, direct units of the model) zero bytes, 4-byte aligned.
 void FillMeanConstants(const HeadPlan& plan, const RopeConfig& rope, const MeanUnits& units, uint8_t* out);
 
 }  // namespace blockgtq::cuda

@@ -26,6 +26,13 @@ constexpr bool kSm90 = true;
 /// The warp's index in its block, in a form that the compiler knows to be the same for the whole warp.
 __device__ __forceinline__ int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
 
+/// x, as a value that the compiler cannot know again: what is computed from it is not kept in registers from one
+/// turn of a loop to the next.
+__device__ __forceinline__ int Fresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// Four bytes selected from the eight bytes of (a, b) by the nibbles of `selectors`.
 __device__ __forceinline__ uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors) {
   uint32_t r;

@@ -60,12 +60,14 @@ struct SharedValues {
 ///             with kHeads each; destroyed
 /// begin, end  tokens of the tile to attend; at least one of the segment's tiles has some
 /// kValueWidth 0: value.width
-template <int kHeadDim, bool kFew, int kValueWidth, int kBlocks, bool kMean>
+/// after_logits  called with kMean when `logit` is no longer needed: may set it for the next tile
+template <int kHeadDim, bool kFew, int kValueWidth, int kBlocks, bool kMean, typename AfterLogits>
 __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
                                            float (&logit)[2 * kBlocks * (kFew ? 1 : 2)],
                                            const TileConstants& constants, const uint8_t* record,
                                            const SharedValues& value, const int4* passes,
-                                           const SharedQuery& query, int block, int begin, int end) {
+                                           const SharedQuery& query, int block, int begin, int end,
+                                           AfterLogits after_logits) {
   constexpr int kUnits = kHeadDim / kUnitWidth, kHeads = kFew ? 1 : 2, kTokens = 2 * kBlocks;
   const int lane = threadIdx.x & 31, g = lane >> 2;
 
@@ -183,6 +185,8 @@ __device__ __forceinline__ void AttendTile(WarpAttention<kHeadDim, kFew>& state,
   }
 #pragma unroll
   for (int e = 0; e < kHeads; ++e) state.sum[e] = fmaf(tile_sum[e], factor[e], state.sum[e]);
+
+  if constexpr (kMean) after_logits();
 
   const uint32_t* values = reinterpret_cast<const uint32_t*>(record + value.codes) + lane;
   const auto products = [&](auto width) {

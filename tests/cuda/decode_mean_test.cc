@@ -70,6 +70,8 @@ std::vector<Case> QuickCases() {
       MeanCase("quick: whole mean", 4, Rope(128, 1e6), whole, kFarthest, {300}),
       MeanCase("quick: whole mean, a head without", 8, Rope(128, 1e4), {Units(0, 8), {}}, kFar, {130, 0}),
       MeanCase("quick: head dim 64", 3, Rope(64, 1e4), {Units(0, 4), {3}}, kFarthest, {200}),
+      MeanCase("quick: head dim 256", 3, Rope(256, 1e6), {Units(0, 16), {}}, kFarthest, {200}),
+      MeanCase("quick: head dim 256", 7, Rope(256, 1e4), {Units(0, 16), {3, 15}}, kFar, {130}),
       // 18 rounds of a team: batches of its own.
       Forced(MeanCase("quick: long segment", 2, Rope(128, 1e6), whole, kFar, {2300}), 8, true, 1, 1),
       Forced(MeanCase("quick: long segment", 5, Rope(128, 1e6), whole, kFar, {1300}), 8, true, 1, 1),
@@ -78,7 +80,7 @@ std::vector<Case> QuickCases() {
 
 std::vector<Case> MoreCases() {
   std::vector<Case> cases;
-  for (int head_dim : {64, 128}) {
+  for (int head_dim : {64, 128, 256}) {
     const int units = head_dim / 16;
     for (int query_heads : {4, 8}) {
       for (double base : {1e3, 1e4, 5e5, 1e6, 1e7}) {
