@@ -159,11 +159,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
       const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
       const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
-      mean.Start(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, coded,
+      mean.Start(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, block16,
                  first_phases);
     };
     if (kMean && Mean::kStartsEarly) start_mean();
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
+
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
     ExactLoads<kHeadDim, kWarps> exact;
     // Otherwise registers are lacking.
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (kEarlyExact && p.exact_tiles > 0) {
       exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
     }
-    PrepareQueries<kHeadDim, kWarps, kFew>(
+    PrepareQueries<kHeadDim, kWarps, kFew, kMean>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
@@ -194,8 +195,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
-    if (kMean) constants = TileConstants::Load();  // not earlier: registers
     if (kMean && !Mean::kStartsEarly) start_mean();
+    if (kMean) constants = TileConstants::Load();  // not earlier: registers
     if (kMean && coded) mean.Begin(first_phases);
 
     WarpAttention<kHeadDim, kFew> state;
@@ -203,27 +204,31 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const SharedQuery shared_query = {query, p.query_layout.scale};
     const SharedValues values = {header.value_codes, header.value_norms, header.value_width};
     float logit[2 * kBlocks * kHeads] = {};
-    // logit becomes the mean's part of the logits of this warp's tile `round` at position `at`.
-    const auto set_bias = [&](int round, int at) {
-      mean.Set(logit, round, tile0 + at - x, at < segment_end, block16);
-    };
-    constexpr bool kAhead =
-        kFew && kHeadDim <= 128;  // the bias, while values are multiplied: takes registers
-    if (kMean && kAhead && coded) set_bias(k, first + step * k);
+    // The bias of the next tile while values are multiplied: with few heads there are registers for it.
+    constexpr bool kAhead = kFew && kHeadDim <= 128;
+    if (kMean && kAhead && coded) mean.Set(logit, k, block16);
 #pragma unroll 1
     for (;;) {
       const int at = first + step * k;
       if (at >= segment_end) break;
       const int tile = tile0 + at - x;
+      if (kMean && coded) {
+        if (!kAhead) {
+          mean.NextBatch(k, tile);
+          mean.Set(logit, k, block16);
+        }
+        mean.AddMore(logit, k, block16);
+      }
       BarrierWait(full_barrier + 8 * stage, ring_phase);
       if (k == 0) stream.FillAfterFirst();
       if (coded) {
-        if (kMean && !kAhead) set_bias(k, at);
-        if (kMean) mean.AddMore(logit, k, block16);
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
             state, logit, constants, record, values, passes, shared_query, block16,
             p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [&] {
-              if (kAhead) set_bias(k + 1, at + step);
+              if (kAhead) {
+                if (at + step < segment_end) mean.NextBatch(k + 1, tile + step);
+                mean.Set(logit, k + 1, block16);
+              }
             });
       }
       __syncwarp();

@@ -28,7 +28,7 @@ struct SegmentTiles {
 };
 
 /// The mean's bias of one segment, as one warp sees it. The segment calls Start, PrepareQueries, Begin and,
-/// for each of the warp's tiles, Set and AddMore. A head without a mean has one of zero.
+/// for each of the warp's tiles, NextBatch, Set and AddMore. A head without a mean has one of zero.
 template <int kHeadDim, int kWarps, bool kFew, int kBlocks>
 class MeanBias {
  public:
@@ -36,9 +36,9 @@ class MeanBias {
   static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
   /// Otherwise registers are lacking.
-  static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128;
-  static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), kStartsEarly ? 4 : kFew ? 3 : 2);
-  using Phases = BatchPhases<kHeadDim, kHeld>;
+  static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128 && (kFew || kBlocks == 4);
+  static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), kHeadDim > 128 || !kFew ? 2 : 3);
+  using Phases = BatchPhases<kHeadDim, kHeld, !kStartsEarly>;
   using Logits = float[2 * kBlocks * kHeads];
 
   /// shared: MeanShared. tiles: [kWarps][kBatchTiles][MeanTileWords]
@@ -55,13 +55,13 @@ class MeanBias {
   }
 
   /// Asks for the phases of the warp's first batch: with kStartsEarly before the queries are prepared.
-  /// round: of this team's first tile; coded: whether the sequence has coded tokens
+  /// round: of this team's first tile; block: 16-token block of a tile, where warps share tiles
   __device__ __forceinline__ void Start(const HeadHeader& header, const SegmentTiles& tiles, int team,
-                                        int round, bool coded, Phases& phases) {
+                                        int round, int block, Phases& phases) {
     header_ = &header;
     segment_ = tiles;
     const int warp = Fresh(WarpIndex()), lane = Fresh(threadIdx.x & 31), g = lane >> 2, tq = lane & 3;
-    const int head = kFew ? g >> 1 : g, half = kFew ? g & 1 : 0;
+    const int head = kFew ? g >> 1 : g, half = kFew ? g & 1 : kBlocks == 4 ? 0 : block >> 1;
     const uint32_t* own = TileAt(Shared() ? team : warp, 0);
     coefficients_ = own + half * (CoefficientWords(kFew) / 2) + (head ^ 2 * half) * 8 + 2 * tq;
     direct_phases_ = own + CoefficientWords(kFew) + 4 + half * 8 + 2 * tq;
@@ -71,7 +71,7 @@ class MeanBias {
     // Batches of different warps should not coincide, which costs some warps one batch more.
     constexpr int kManyRounds = 3 * kBatchTiles;
     batch_end_ = Shared() ? 1 << 30 : round + kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
-    LoadBatch(phases, warp / kGroups, coded && (!Shared() || warp < Tasks()));
+    LoadBatch(phases, warp / kGroups);
   }
 
   /// The query's side. Every thread calls it; ready after the next __syncthreads.
@@ -89,7 +89,7 @@ class MeanBias {
     const int warp = WarpIndex(), step = shared ? kWarps : 1, end = shared ? Tasks() : kGroups;
 #pragma unroll 1
     for (int task = shared ? warp : 0; task < end; task += step) {
-      if (shared && task != warp) LoadBatch(phases, task / kGroups, true);
+      if (shared && task != warp) LoadBatch(phases, task / kGroups);
       const int index = task / kGroups * kBatchTiles + Row();
       Compute(phases,
               shared ? TileAt(index % kTeams, segment_.first_round + index / kTeams)
@@ -103,28 +103,30 @@ class MeanBias {
     }
   }
 
-  /// logit becomes the bias of a tile, as AttendTile has its logits, but for what AddMore adds.
-  /// round, tile: of the warp's next one; `there`: whether the segment has it, else the bias has no meaning
-  __device__ __forceinline__ void Set(Logits& logit, int round, int tile, bool there, int block) {
-    if (__builtin_expect(round == batch_end_ && there, 0)) {
-      batch_end_ += kBatchTiles;
-      Phases phases;
-      phases.Load(p, *header_, segment_.tiles - 1, true, [&](int i) { return tile + segment_.step * i; });
-      __syncwarp();
+  /// Before Set for a tile other than the segment's first: computes its batch, where that is another one.
+  /// round, tile: of the warp's next tile, which the segment has
+  __device__ __forceinline__ void NextBatch(int round, int tile) {
+    if (__builtin_expect(round != batch_end_, 1)) return;
+    batch_end_ += kBatchTiles;
+    Phases phases;
+    phases.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * i; });
+    __syncwarp();
 #pragma unroll 1
-      for (int group = 0; group < kGroups; ++group)
-        Compute(phases, TileAt(WarpIndex(), round + Row()), group);
-      __syncwarp();
-    }
+    for (int group = 0; group < kGroups; ++group) Compute(phases, TileAt(WarpIndex(), round + Row()), group);
+    __syncwarp();
+  }
+
+  /// logit becomes the bias of a tile, as AttendTile has its logits, but for what AddMore adds.
+  __device__ __forceinline__ void Set(Logits& logit, int round, int block) const {
     const int at = (round & (kBatchTiles - 1)) * TileWords();
     const DirectUnit unit = LoadDirect(0, at, block);
     const uint4* a = Constants(block);
     float c[kProducts][kRows][4];
 #pragma unroll
     for (int h = 0; h < kProducts; ++h) {
-      const int half = HalfOf(h, block);  // heads h and h ^ 2 change places between the halves
-      const uint32_t* from = coefficients_ + at;
-      if (!kFew && half == 1) from = coefficients_ + at + CoefficientWords(kFew) / 2 + SwappedHead();
+      const uint32_t* from = coefficients_ + at;  // heads h and h ^ 2 change places between the halves
+      if (h == 1) from += CoefficientWords(kFew) / 2 + SwappedHead();
+
       const uint2 b = *reinterpret_cast<const uint2*>(from);
 #pragma unroll
       for (int m = 0; m < kRows; ++m) MmaF16FromZero(c[h][m], a[m * 32], b.x, b.y);
@@ -158,10 +160,6 @@ class MeanBias {
     uint2 phase[kProducts];
   };
 
-  /// The half tile of the h-th product, where columns are heads alone.
-  static __device__ __forceinline__ int HalfOf(int h, int block) {
-    return kFew ? 0 : kBlocks == 4 ? h : block >> 1;
-  }
   /// Words from head g's coefficients to head (g ^ 2)'s.
   static __device__ __forceinline__ int SwappedHead() { return threadIdx.x & 8 ? -16 : 16; }
   __device__ __forceinline__ const uint4* Constants(int block) const {
@@ -174,7 +172,7 @@ class MeanBias {
     d.query = Constants(0)[kFirst + u * kStride + MeanConstants::kDirectQuery / 16];
 #pragma unroll
     for (int h = 0; h < kProducts; ++h) {
-      d.phase[h] = *reinterpret_cast<const uint2*>(direct_phases_ + at + 16 * u + 8 * HalfOf(h, block));
+      d.phase[h] = *reinterpret_cast<const uint2*>(direct_phases_ + at + 16 * u + 8 * h);
     }
 #pragma unroll
     for (int m = 0; m < kRows; ++m) d.a[m] = Constants(block)[kFirst + u * kStride + m * 32];
@@ -233,9 +231,9 @@ class MeanBias {
     return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kGroups;
   }
   /// Phases of a batch: of a shared one, or of this warp's first own one.
-  __device__ __forceinline__ void LoadBatch(Phases& phases, int batch, bool wanted) const {
+  __device__ __forceinline__ void LoadBatch(Phases& phases, int batch) const {
     const bool shared = Shared();
-    phases.Load(p, *header_, segment_.tiles - 1, wanted, [&](int i) {
+    phases.Load(p, *header_, segment_.tiles - 1, [&](int i) {
       const int index = batch * kBatchTiles + i;
       return shared ? segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams
                     : first_tile_ + segment_.step * i;

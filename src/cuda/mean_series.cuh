@@ -60,7 +60,7 @@ struct MeanFactors {
       const int term = warp + i * kWarps;
       if (header.series_units == 0 || term >= kTerms) continue;
       const float4 m = *reinterpret_cast<const float4*>(
-          shared + MeanConstants::Terms() + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
+          shared + Fresh(MeanConstants::Terms()) + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const float2 q0 = __half22float2(WordHalves(query[i][group].x)),
@@ -97,36 +97,38 @@ struct MeanFactors {
 
 /// Phases of the half tiles of a batch, rows of a product: of a lane rows g and g + 8, the halves of tile g.
 /// kHeld: slots whose phases are in registers at a time; the others follow as those are used.
-template <int kHeadDim, int kHeld>
+/// kSparing: loads as few as that at a time.
+template <int kHeadDim, int kHeld, bool kSparing>
 struct BatchPhases {
   static constexpr int kUnits = kHeadDim / kUnitWidth, kSlots = SeriesSlots(kHeadDim, 0);
   static constexpr int kUnitQuads = 8;  // uint4 a unit
   uint4 high[kHeld], low[kHeld];        // the series' units
-  uint4 direct;                         // the first direct unit, high; 0 without one
+  uint4 direct;                         // the first direct unit, high
   const uint4* series_row;              // of this lane: slot 0
   const uint4* row;                     // unit 0
 
   /// tile_of(i): tile of the batch, 0 <= i < kBatchTiles; those outside [0, last] count as the nearest.
-  /// Defines every register, so that none is live across the tiles; without `wanted` it reads nothing.
+  /// It loads without conditions, so that no register is live before.
   template <typename TileOf>
-  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last, bool wanted,
+  __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last,
                                        TileOf tile_of) {
+    static_assert(kHeld <= 4, "all heads have so many units from series_first on");
     const int tile = max(0, min(tile_of(Fresh(threadIdx.x >> 2 & 7)), last));
     row = reinterpret_cast<const uint4*>(p.phases) + static_cast<size_t>(tile) * (kUnits * kUnitQuads) +
           (threadIdx.x & 3);
     series_row = row + header.series_first * kUnitQuads;
-    const int units = wanted ? header.series_units : 0;
 #pragma unroll
     for (int s = 0; s < kHeld; ++s) {
-      high[s] = units > s / 4 * 4 ? High(s) : make_uint4(0, 0, 0, 0);
-      low[s] = units > s / 4 * 4 ? Low(s) : make_uint4(0, 0, 0, 0);
+      high[s] = High(s);
+      low[s] = Low(s);
     }
-    direct = wanted && header.direct_units > 0 ? __ldg(row + header.direct_unit[0] * kUnitQuads)
-                                               : make_uint4(0, 0, 0, 0);
+    direct = __ldg(row + header.direct_unit[0] * kUnitQuads);
   }
 
-  __device__ __forceinline__ uint4 High(int slot) const { return __ldg(series_row + slot * kUnitQuads); }
-  __device__ __forceinline__ uint4 Low(int slot) const { return __ldg(series_row + slot * kUnitQuads + 4); }
+  __device__ __forceinline__ uint4 High(int slot) const { return Read(series_row + slot * kUnitQuads); }
+  __device__ __forceinline__ uint4 Low(int slot) const { return Read(series_row + slot * kUnitQuads + 4); }
+  /// Plain loads stay behind a __syncwarp.
+  static __device__ __forceinline__ uint4 Read(const uint4* from) { return kSparing ? *from : __ldg(from); }
 
   /// Direct units' phases to where the tiles have them. to: of this lane's tile
   __device__ __forceinline__ void StoreDirect(const HeadHeader& header, uint32_t* to) const {
@@ -155,8 +157,8 @@ __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4&
 /// Coefficients of a batch's tiles for 4 query heads; zero without units.
 /// factors  of the group (MeanShared); group: of heads 4 group ..
 /// to       of this lane's tile (MeanTileWords)
-template <int kHeadDim, bool kFew, int kHeld>
-__device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld>& phases, int units,
+template <int kHeadDim, bool kFew, int kHeld, bool kSparing>
+__device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld, kSparing>& phases, int units,
                                               const uint8_t* factors, int group, uint32_t* to) {
   constexpr int kSlots = SeriesSlots(kHeadDim, 0), kOthers = SeriesSlots(kHeadDim, 1);
   const int lane = Fresh(threadIdx.x & 31), tq = lane & 3;
@@ -178,18 +180,39 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld>
     a[s] = phases.high[s];
     a_low[s] = phases.low[s];
   }
-  float high[4], low[4];  // high x high, the mixed products
-#pragma unroll
-  for (int s = 0; s < kSlots; ++s) {
-    if (s == 4 && units <= 4) break;
+  float high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};  // high x high, the mixed products
+  const auto add_level0 = [&](int s, const uint4& a_high, const uint4& a_low) {
     const uint4 z = first_factors[s * 32];
-    MmaF16Or0(s == 0, high, a[s % kHeld], z.x, z.y);
-    MmaF16Or0(s == 0, low, a_low[s % kHeld], z.x, z.y);
-    MmaF16(low, a[s % kHeld], z.z, z.w);
-    const int next = s + kHeld;
-    if (next < kSlots && (next < 4 || units > 4)) {
-      a[s % kHeld] = phases.High(next);
-      a_low[s % kHeld] = phases.Low(next);
+    MmaF16(high, a_high, z.x, z.y);
+    MmaF16(low, a_low, z.x, z.y);
+    MmaF16(low, a_high, z.z, z.w);
+  };
+  if constexpr (kSlots > 8) {  // many slots: a loop, which keeps the compiler from loading them all at once
+    static_assert(kSlots % kHeld == 0 && 4 % kHeld == 0);
+    const int slots = units <= 4 ? 4 : kSlots;
+#pragma unroll 1
+    for (int s = 0;;) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) add_level0(s + i, a[i], a_low[i]);
+      s += kHeld;
+      if (s == slots) break;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        a[i] = phases.High(s + i);
+        a_low[i] = phases.Low(s + i);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      if (s == 4 && units <= 4) break;
+      if (kSparing) __syncwarp();
+      add_level0(s, a[s % kHeld], a_low[s % kHeld]);
+      const int next = s + kHeld;
+      if (next < kSlots && (next < 4 || units > 4)) {
+        a[s % kHeld] = phases.High(next);
+        a_low[s % kHeld] = phases.Low(next);
+      }
     }
   }
 #pragma unroll
@@ -202,17 +225,29 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld>
     for (int s = 0; s < kHeld; ++s) a[s] = phases.High(s);
   }
   float rest[kSeriesLevels][4];
+  const auto factors_of = [&](int level, int s) {
+    return other_factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
+  };
+  constexpr int kUnrolled = kSlots > 8 ? SeriesSlots(kHeadDim, 2) : kOthers;  // then slots of level 1 alone
 #pragma unroll
-  for (int s = 0; s < kOthers; ++s) {
+  for (int s = 0; s < kUnrolled; ++s) {
     if (s == 4 && units <= 4) break;
+    if (kSparing) __syncwarp();
 #pragma unroll
     for (int level = 1; level < kSeriesLevels; ++level) {
       if (s >= SeriesSlots(kHeadDim, level)) continue;
-      const uint2 y = other_factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
+      const uint2 y = factors_of(level, s);
       MmaF16Or0(s == 0, rest[level], a[s % kHeld], y.x, y.y);
     }
     const int next = s + kHeld;
-    if (next < kOthers && (next < 4 || units > 4)) a[s % kHeld] = phases.High(next);
+    if (next < kUnrolled && (next < 4 || units > 4)) a[s % kHeld] = phases.High(next);
+  }
+  if (kUnrolled < kOthers && units > 4) {
+#pragma unroll 1
+    for (int s = kUnrolled; s < kOthers; ++s) {
+      const uint2 y = factors_of(1, s);
+      MmaF16(rest[1], phases.High(s), y.x, y.y);
+    }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -33,6 +33,14 @@ __device__ __forceinline__ int Fresh(int x) {
   return x;
 }
 
+/// 0, defined here and nowhere else: a variable that is only set under a condition then takes no register in the
+/// turn of a loop before.
+__device__ __forceinline__ float FreshZero() {
+  float x;
+  asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
+  return x;
+}
+
 /// Four bytes selected from the eight bytes of (a, b) by the nibbles of `selectors`.
 __device__ __forceinline__ uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors) {
   uint32_t r;

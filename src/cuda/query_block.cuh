@@ -79,7 +79,8 @@ struct QueryFragments {
 
 /// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes
 /// are ready after the next __syncthreads.
-template <int kHeadDim, int kWarps, bool kFew>
+/// kSparing: takes fewer registers where it is called in a loop
+template <int kHeadDim, int kWarps, bool kFew, bool kSparing = false>
 __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
                                                const QueryTransform<kHeadDim, kWarps>& transform,
                                                const QueryFragments<kHeadDim>& queries,
@@ -108,6 +109,10 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
   }
 
   float rotated[kUnitsAWarp][4];  // dims g, g (column + 1), g + 8, g + 8 of columns 2 tq, 2 tq + 1
+  if (kSparing) {
+#pragma unroll
+    for (auto& unit : rotated) unit[0] = unit[1] = unit[2] = unit[3] = FreshZero();
+  }
   if (warp < p.max_key_units) {
 #pragma unroll
     for (int i = 0; i < kUnitsAWarp; ++i) {
