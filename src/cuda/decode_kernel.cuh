@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   constexpr int kThreads = kWarps * 32, kTeam = 4 / kBlocks, kTeams = kWarps / kTeam;
   constexpr int kSlots = kFew ? kFewQueryHeads : kMaxQueryHeads, kHeads = kFew ? 1 : 2;
+  static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) == ExactScratchBytes(kHeadDim, kSlots));
   static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) <= kWarps * kSlots * kHeadDim * 4);
   static_assert(sizeof(MergedOutput<kHeadDim>) <= kWarps * kSlots * kHeadDim * 4);
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex();
@@ -101,10 +102,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   if (begin >= end) return;  // the whole cluster
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
   using Mean = MeanBias<kHeadDim, kWarps, kFew, kBlocks>;
-  uint8_t* mean_shared = shared + layout.mean;
+  uint8_t* mean_constants = shared + layout.mean;
   if (kMean) {
     if (!kSm90) __syncwarp();  // every lane arrives at the barrier
-    Mean::SendForConstants(p, p.KvHead(start.head), mean_shared, mean_barrier);
+    Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   }
   QueryTransform<kHeadDim, kWarps> query_transform;
   query_transform.Load(p, p.KvHead(start.head));
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
     const bool coded = coded_end > p.sinks;
-    Mean mean(p, mean_shared, reinterpret_cast<uint32_t*>(scratch), mean_barrier);
+    Mean mean(p, mean_constants, shared + layout.factors, scratch, mean_barrier);
     typename Mean::Phases first_phases;
     const auto start_mean = [&] {
       // Rounds in which the first of the block's teams is past x, and the last one before the segment's end.
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     current.Next(tile_prefix, p.work_heads);
     query_transform.Load(p, p.KvHead(current.head));
     queries.Load(p, current.sequence, current.head);
-    if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_shared, mean_barrier);
+    if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_constants, mean_barrier);
     __syncthreads();
   }
 }

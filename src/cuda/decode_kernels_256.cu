@@ -8,7 +8,11 @@ namespace {
 template <bool kFew, bool kMean>
 DecodeKernelPointer Pick(const DecodeVariant& v) {
   if (v.warps != 8) return nullptr;
-  return v.split_tiles ? DecodeKernel<8, 256, kFew, 0, kMean, 1> : DecodeKernel<8, 256, kFew, 0, kMean, 4>;
+  if (v.split_tiles && kMean && !kFew) return nullptr;  // it would lack registers
+  if constexpr (kFew || !kMean) {
+    if (v.split_tiles) return DecodeKernel<8, 256, kFew, 0, kMean, 1>;
+  }
+  return DecodeKernel<8, 256, kFew, 0, kMean, 4>;
 }
 
 }  // namespace

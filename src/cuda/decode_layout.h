@@ -17,10 +17,15 @@ struct SharedHead {
 
 constexpr int AlignShared(int bytes) { return (bytes + 127) / 128 * 128; }
 
+/// Size of ExactScratch (exact_tile.cuh).
+constexpr int ExactScratchBytes(int head_dim, int slots) {
+  return (head_dim / kUnitWidth * kTileTokens * 4 + (kTileTokens + 8) * 2 + 4) * slots;
+}
+
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
-  int heads, prefix, query, query_bytes, query_scratch, mean, scratch, states, weights, part, part_states,
-      ring, total;
+  int heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights, part,
+      part_states, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
   static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,
@@ -40,13 +45,19 @@ struct SharedLayout {
     at += s.query_bytes;
     s.query_scratch = at;
     at += MaxKeyUnits(head_dim) * 8 * 4;
-    s.mean = at;
-    if (mean) at += AlignShared(MeanShared::For(head_dim, few, direct_units).bytes);
-    // Used in turn: ExactScratch, the mean's tiles [warps][kBatchTiles], the warps' outputs
-    // [warps][head_dim][slots], MergedOutput.
+    s.mean = at;  // MeanConstants of a head
+    if (mean) at += AlignShared(MeanConstants::Bytes(head_dim, direct_units));
+    // Used in turn: ExactScratch, the mean's tiles [warps][kBatchTiles] (behind these two its factors), the
+    // warps' outputs [warps][head_dim][slots], MergedOutput.
     s.scratch = at;
-    const int mean_bytes = mean ? kBatchTiles * MeanTileWords(few, direct_units) * 4 : 0;
-    at += warps * std::max(slots * head_dim * 4, mean_bytes);
+    int scratch_bytes = warps * slots * head_dim * 4;
+    if (mean) {
+      const int tile_bytes = warps * kBatchTiles * MeanTileWords(few, direct_units) * 4;
+      const int first_bytes = AlignShared(std::max(ExactScratchBytes(head_dim, slots), tile_bytes));
+      s.factors = at + first_bytes;
+      scratch_bytes = std::max(scratch_bytes, first_bytes + FactorBytes(head_dim, few));
+    }
+    at += scratch_bytes;
     s.states = at;  // [warps][slots]
     at += warps * slots * 8;
     s.weights = at;  // [warps][slots]

@@ -41,17 +41,23 @@ class MeanBias {
   using Phases = BatchPhases<kHeadDim, kHeld, !kStartsEarly>;
   using Logits = float[2 * kBlocks * kHeads];
 
-  /// shared: MeanShared. tiles: [kWarps][kBatchTiles][MeanTileWords]
-  __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* shared, uint32_t* tiles,
-                                      uint32_t barrier)
-      : p(params), shared_(shared), tiles_(tiles), barrier_(barrier) {}
+  /// Shared memory (SharedLayout): constants of the head, factors, tiles
+  /// [kWarps][kBatchTiles][MeanTileWords].
+  __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* constants, uint8_t* factors,
+                                      uint8_t* tiles, uint32_t barrier)
+      : p(params),
+        constants_(constants),
+        factors_(factors),
+        tiles_(reinterpret_cast<uint32_t*>(tiles)),
+        barrier_(barrier) {}
 
   /// A warp sends for the constants of a segment's head; nobody may still read those of the one before.
-  static __device__ __forceinline__ void SendForConstants(const DecodeParams& p, int kv_head, uint8_t* shared,
-                                                          uint32_t barrier) {
+  static __device__ __forceinline__ void SendForConstants(const DecodeParams& p, int kv_head,
+                                                          uint8_t* constants, uint32_t barrier) {
     if (WarpIndex() != 0) return;
     const int bytes = MeanConstants::Bytes(kHeadDim, p.max_direct_units);
-    WarpCopy(SharedAddress(shared), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes, barrier);
+    WarpCopy(SharedAddress(constants), p.mean_constants + static_cast<size_t>(kv_head) * bytes, bytes,
+             barrier);
   }
 
   /// Asks for the phases of the warp's first batch: with kStartsEarly before the queries are prepared.
@@ -78,7 +84,7 @@ class MeanBias {
   __device__ __forceinline__ void PrepareQueries(int barrier_phase, const HeadHeader& header, int sequence,
                                                  int work_head) {
     BarrierWait(barrier_, barrier_phase);
-    Factors::Store(p, header, sequence, work_head, shared_);
+    Factors::Store(p, header, sequence, work_head, constants_, factors_);
   }
 
   /// Before the first tile. Every thread of the block calls it.
@@ -163,7 +169,7 @@ class MeanBias {
   /// Words from head g's coefficients to head (g ^ 2)'s.
   static __device__ __forceinline__ int SwappedHead() { return threadIdx.x & 8 ? -16 : 16; }
   __device__ __forceinline__ const uint4* Constants(int block) const {
-    return reinterpret_cast<const uint4*>(shared_) + (threadIdx.x & 31) +
+    return reinterpret_cast<const uint4*>(constants_) + (threadIdx.x & 31) +
            (kBlocks == 4 ? 0 : (block & 1) * 32);
   }
   __device__ __forceinline__ DirectUnit LoadDirect(int u, int at, int block) const {
@@ -242,13 +248,12 @@ class MeanBias {
   /// What a batch's tiles have for 4 heads, from the phases loaded. to: of this lane's tile
   __device__ __forceinline__ void Compute(const Phases& phases, uint32_t* to, int group) const {
     if (group == 0) phases.StoreDirect(*header_, to + CoefficientWords(kFew) + 4);
-    const MeanShared layout = Factors::Layout(p);
     ComputeSeries<kHeadDim, kFew>(phases, header_->series_units,
-                                  shared_ + layout.factors + group * layout.group_bytes, group, to);
+                                  factors_ + group * FactorBytesOfGroup(kHeadDim), group, to);
   }
 
   const DecodeParams& p;
-  uint8_t* shared_;
+  uint8_t *constants_, *factors_;
   uint32_t* tiles_;
   uint32_t barrier_;
   // Of the segment.

@@ -70,21 +70,12 @@ struct MeanConstants {
   }
 };
 
-/// Shared memory of the mean, in bytes from its start:
-///   constants  as above
-///   factors    fp16 B fragments a group of 4 query heads: level 0 [slots][32][hi 4, lo 4], then
-///              [terms - slots][32][4]. Column 2 h + e: head h, degree 2 level + e
-struct MeanShared {
-  int constants, factors, group_bytes, bytes;
-  static constexpr MeanShared For(int head_dim, bool few, int direct_units) {
-    MeanShared s{};
-    s.constants = 0;
-    s.factors = MeanConstants::Bytes(head_dim, direct_units);
-    s.group_bytes = 256 * (SeriesTerms(head_dim) + SeriesSlots(head_dim, 0));
-    s.bytes = s.factors + (few ? 1 : 2) * s.group_bytes;
-    return s;
-  }
-};
+/// The query's factors in shared memory, in bytes: fp16 B fragments a group of 4 query heads: level 0
+/// [slots][32][hi 4, lo 4], then [terms - slots][32][4]. Column 2 h + e: head h, degree 2 level + e.
+constexpr int FactorBytesOfGroup(int head_dim) {
+  return 256 * (SeriesTerms(head_dim) + SeriesSlots(head_dim, 0));
+}
+constexpr int FactorBytes(int head_dim, bool few) { return (few ? 1 : 2) * FactorBytesOfGroup(head_dim); }
 
 /// What a tile has in shared memory, in 32-bit words: the series' coefficients, two half tiles x query heads
 /// x 8 words as a B operand wants them: degree 0 as (high, low), degree 1 as (high, low), then word w > 1 is

@@ -22,15 +22,10 @@ struct MeanFactors {
   static constexpr int kGroups = kFew ? 1 : 2, kSlots = SeriesSlots(kHeadDim, 0);
   static constexpr int kTerms = SeriesTerms(kHeadDim), kTermsAWarp = (kTerms + kWarps - 1) / kWarps;
 
-  static __device__ __forceinline__ MeanShared Layout(const DecodeParams& p) {
-    return MeanShared::For(kHeadDim, kFew, p.max_direct_units);
-  }
-
   /// Every thread calls it.
   static __device__ __forceinline__ void Store(const DecodeParams& p, const HeadHeader& header, int sequence,
-                                               int work_head, uint8_t* shared) {
+                                               int work_head, uint8_t* constants, uint8_t* factors) {
     const int lane = Fresh(threadIdx.x & 31), g = lane >> 2, tq = lane & 3, warp = Fresh(WarpIndex());
-    const MeanShared layout = Layout(p);
     const float scale = p.logit_scale;
     const QueryRows rows = RowsOf(p, work_head);
     const uint32_t* queries =
@@ -60,7 +55,7 @@ struct MeanFactors {
       const int term = warp + i * kWarps;
       if (header.series_units == 0 || term >= kTerms) continue;
       const float4 m = *reinterpret_cast<const float4*>(
-          shared + Fresh(MeanConstants::Terms()) + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
+          constants + MeanConstants::Terms() + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const float2 q0 = __half22float2(WordHalves(query[i][group].x)),
@@ -69,7 +64,7 @@ struct MeanFactors {
         const float c0 = (q0.x * m.x + q0.y * m.y) * scale, s0 = (q0.y * m.x - q0.x * m.y) * scale;
         const float c1 = (q1.x * m.z + q1.y * m.w) * scale, s1 = (q1.y * m.z - q1.x * m.w) * scale;
         const __half2 z0 = __floats2half2_rn(c0, s0), z1 = __floats2half2_rn(c1, s1);
-        uint8_t* to = shared + layout.factors + group * layout.group_bytes;
+        uint8_t* to = factors + group * FactorBytesOfGroup(kHeadDim);
         if (term < kSlots) {  // level 0
           const float2 r0 = __half22float2(z0), r1 = __half22float2(z1);
           reinterpret_cast<uint4*>(to)[term * 32 + lane] =
@@ -85,7 +80,7 @@ struct MeanFactors {
     for (int u = kWarps - 1 - warp; u < header.direct_units; u += kWarps) {
       const uint2 q = query_of(kFew ? g >> 1 : g, header.direct_unit[u]);
       const float2 q0 = __half22float2(WordHalves(q.x)), q1 = __half22float2(WordHalves(q.y));
-      reinterpret_cast<uint4*>(shared + MeanConstants::Direct(kHeadDim) + u * MeanConstants::kDirectBytes +
+      reinterpret_cast<uint4*>(constants + MeanConstants::Direct(kHeadDim) + u * MeanConstants::kDirectBytes +
                                MeanConstants::kDirectQuery)[lane] =
           make_uint4(HalfWord(__floats2half2_rn(q0.x * scale, q0.y * scale)),
                      HalfWord(__floats2half2_rn(q1.x * scale, q1.y * scale)),
@@ -155,7 +150,7 @@ __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4&
 }
 
 /// Coefficients of a batch's tiles for 4 query heads; zero without units.
-/// factors  of the group (MeanShared); group: of heads 4 group ..
+/// factors  of the group (mean_layout.h); group: of heads 4 group ..
 /// to       of this lane's tile (MeanTileWords)
 template <int kHeadDim, bool kFew, int kHeld, bool kSparing>
 __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld, kSparing>& phases, int units,

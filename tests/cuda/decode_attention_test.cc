@@ -241,7 +241,7 @@ std::vector<Case> ConfigurationCases(bool quick) {
           add(8, true, 2, blocks, workers, query_heads, mean);
         }
         add(8, false, 1, blocks, 3, query_heads, mean, 256);
-        add(8, true, 2, blocks, 8, query_heads, mean, 256);
+        if (!mean || query_heads <= kFewQueryHeads) add(8, true, 2, blocks, 8, query_heads, mean, 256);
         add(12, false, 2, blocks, 6, query_heads, mean);
         add(8, true, 1, blocks, 20, query_heads, mean);
         add(8, false, 3, blocks, 20, query_heads, mean);
