@@ -197,8 +197,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
     if (kMean && !Mean::kStartsEarly) start_mean();
-    if (kMean) constants = TileConstants::Load();  // not earlier: registers
+    constexpr bool kLastConstants = kWarps > 8 && !kFew;
+    if (kMean && !kLastConstants) constants = TileConstants::Load();  // not earlier: registers
     if (kMean && coded) mean.Begin(first_phases);
+    if (kMean && kLastConstants) constants = TileConstants::Load();
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
