@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                                  merge.part + kSlots * kHeadDim, merge.part_states + kSlots);
     }
     if (kMean && !Mean::kStartsEarly) start_mean();
-    constexpr bool kLastConstants = kWarps > 8 && !kFew;
+    constexpr bool kLastConstants = !kSm90 && kWarps > 8 && !kFew;
     if (kMean && !kLastConstants) constants = TileConstants::Load();  // not earlier: registers
     if (kMean && coded) mean.Begin(first_phases);
     if (kMean && kLastConstants) constants = TileConstants::Load();
