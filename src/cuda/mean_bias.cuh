@@ -37,10 +37,10 @@ class MeanBias {
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
   /// Otherwise registers are lacking.
   static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128 && (kFew || kBlocks == 4);
-  static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), kHeadDim > 128 ? 2
-                                                                  : kFew         ? 3
-                                                                  : kWarps > 8   ? 1
-                                                                                 : 2);
+  static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), kHeadDim > 128         ? 2
+                                                                  : kFew                 ? 3
+                                                                  : kWarps > 8 && !kSm90 ? 1
+                                                                                         : 2);
   using Phases = BatchPhases<kHeadDim, kHeld, !kStartsEarly>;
   using Logits = float[2 * kBlocks * kHeads];
 
