@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <filesystem>
+#include <vector>
 
 #include "src/formats/gguf_source.h"
 #include "src/formats/message.h"
+#include "src/formats/safetensors_source.h"
 #include "src/models/llama.h"
 #include "src/models/model.h"
 #include "src/models/qwen2.h"
@@ -13,15 +16,32 @@ namespace blockgtq {
 namespace {
 
 constexpr std::array<Architecture, 2> kArchitectures = {{
-    {"llama", LoadLlama},
-    {"qwen2", LoadQwen2},
+    {"llama", LoadLlama, kLlamaFamilies},
+    {"qwen2", LoadQwen2, kQwen2Families},
 }};
+
+std::span<const HuggingFaceFamily> AllFamilies() {
+  static const std::vector<HuggingFaceFamily> families = [] {
+    std::vector<HuggingFaceFamily> all;
+    for (const Architecture& architecture : kArchitectures) {
+      all.insert(all.end(), architecture.huggingface.begin(), architecture.huggingface.end());
+    }
+    return all;
+  }();
+  return families;
+}
 
 }  // namespace
 
 std::span<const Architecture> Architectures() { return kArchitectures; }
 
-Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) { return OpenGgufSource(path); }
+Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) {
+  std::error_code ignored;
+  if (path.ends_with(".safetensors") || std::filesystem::is_directory(path, ignored)) {
+    return OpenSafetensorsSource(path, AllFamilies());
+  }
+  return OpenGgufSource(path);
+}
 
 Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend) {
   std::string known;
