@@ -21,7 +21,8 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   of_model.model = model.fingerprint().Text();
   of_model.memory = &model.backend().cache_memory();
   BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), of_model, plan));
-  BGTQ_ASSIGN_OR_RETURN(context->binding_, model.backend().BindCache(*context->cache_, model.config().rope));
+  BGTQ_ASSIGN_OR_RETURN(context->binding_,
+                        model.backend().BindCache(*context->cache_, model.config().ropes()));
   return context;
 }
 

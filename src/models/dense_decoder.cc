@@ -85,8 +85,9 @@ class DenseDecoder : public Model {
       BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
       if (batch.probe != nullptr) BGTQ_RETURN_IF_ERROR(Probe(call, *batch.probe));
       MatMulAdd(*layer.attention_output, *w.attention, rows);
-      backend_.GatedMatMul(*layer.gate, *layer.up, *w.x, {layer.ffn_norm.get(), c.norm_epsilon}, rows,
-                           *w.inner);
+      const Norm ffn_norm{layer.ffn_norm.get(), c.norm_epsilon};
+      BGTQ_RETURN_IF_ERROR(backend_.GatedMatMul({layer.gate.get(), layer.up.get(), layer.down.get()},
+                                                GateFunction::kSilu, *w.x, &ffn_norm, rows, *w.inner));
       MatMulAdd(*layer.down, *w.inner, rows);
     }
     backend_.RmsNorm(*w.x, {output_norm_.get(), c.norm_epsilon}, rows, hidden);

@@ -24,6 +24,7 @@ struct ModelConfig {
   float attention_scale = 0;  // of the logits, 1 / sqrt(head_dim) unless the model says otherwise
   RopeConfig rope;
   CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
+  LayerRopes ropes() const { return {{rope}}; }
 };
 
 /// Caches beside the one that drives a pass: in every layer they store and attend to the pass's own queries,

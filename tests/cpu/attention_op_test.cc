@@ -82,7 +82,7 @@ class Harness {
         rope_(MakeRope(s.dim)),
         options_(MakeOptions(s, max_tokens, plan_, rope_)),
         cache_(KvCache::Create({1, s.kv_heads, s.dim}, options_, &plan_).value()),
-        op_(pool_, *cache_, rope_),
+        op_(pool_, *cache_, {{rope_}}),
         random_(seed),
         model(options_, &plan_, rope_, s.heads, s.kv_heads, Scale()) {}
 
