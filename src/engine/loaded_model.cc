@@ -11,26 +11,27 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Open(const std::string& path,
                                                        const BackendOptions& backend) {
   auto loaded = std::make_unique<LoadedModel>();
   loaded->path_ = path;
-  BGTQ_ASSIGN_OR_RETURN(loaded->file_, GgufFile::Open(path));
+  BGTQ_ASSIGN_OR_RETURN(loaded->source_, OpenModelSource(path));
   BGTQ_ASSIGN_OR_RETURN(loaded->backend_, CreateBackend(backend));
-  BGTQ_ASSIGN_OR_RETURN(loaded->model_, LoadModel(*loaded->file_, *loaded->backend_));
-  BGTQ_ASSIGN_OR_RETURN(loaded->tokenizer_, Tokenizer::FromGguf(*loaded->file_));
+  BGTQ_ASSIGN_OR_RETURN(loaded->model_, LoadModel(*loaded->source_, *loaded->backend_));
+  BGTQ_ASSIGN_OR_RETURN(loaded->tokenizer_, Tokenizer::FromGguf(*loaded->source_->gguf()));
   if (loaded->tokenizer_->vocab_size() > loaded->config().vocabulary) {
     return Status(ErrorCode::kCorruptFile,
                   fmt::format("{}: the tokenizer has {} tokens, the embedding table {}", path,
                               loaded->tokenizer_->vocab_size(), loaded->config().vocabulary));
   }
-  BGTQ_ASSIGN_OR_RETURN(loaded->fingerprint_, FingerprintOf(loaded->config(), *loaded->file_));
+  loaded->fingerprint_ = FingerprintOf(loaded->config(), *loaded->source_);
   return loaded;
 }
 
 Result<RecognizedTemplate> LoadedModel::chat_template() const {
-  if (file_->FindValue("tokenizer.chat_template") == nullptr) {
+  const GgufFile* file = source_->gguf();
+  if (file == nullptr || file->FindValue("tokenizer.chat_template") == nullptr) {
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("{}: has no chat template; pass --no-chat to continue the text as it is", path_));
   }
-  BGTQ_ASSIGN_OR_RETURN(const std::string_view jinja, file_->GetString("tokenizer.chat_template"));
+  BGTQ_ASSIGN_OR_RETURN(const std::string_view jinja, file->GetString("tokenizer.chat_template"));
   return RecognizeTemplate(jinja);
 }
 

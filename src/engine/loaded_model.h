@@ -6,7 +6,7 @@
 #include <string>
 
 #include "src/backend/backend.h"
-#include "src/formats/gguf.h"
+#include "src/formats/model_source.h"
 #include "src/models/model.h"
 #include "src/text/chat_template.h"
 #include "src/text/tokenizer.h"
@@ -15,11 +15,11 @@ namespace blockgtq {
 
 class LoadedModel {
  public:
-  /// Errors: those of GgufFile::Open, CreateBackend, LoadModel and Tokenizer::FromGguf.
+  /// Errors: those of OpenModelSource, CreateBackend, LoadModel and Tokenizer::FromGguf.
   static Result<std::unique_ptr<LoadedModel>> Open(const std::string& path, const BackendOptions& backend);
 
   const std::string& path() const { return path_; }
-  const GgufFile& file() const { return *file_; }
+  const ModelSource& source() const { return *source_; }
   const ModelConfig& config() const { return model_->config(); }
   const ModelFingerprint& fingerprint() const { return fingerprint_; }
   Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -32,7 +32,7 @@ class LoadedModel {
 
  private:
   std::string path_;
-  std::unique_ptr<GgufFile> file_;
+  std::unique_ptr<ModelSource> source_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Model> model_;

@@ -7,5 +7,5 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
-Result<std::unique_ptr<Model>> LoadLlama(const GgufFile& file, Backend& backend);
+Result<std::unique_ptr<Model>> LoadLlama(const ModelSource& source, Backend& backend);
 }
