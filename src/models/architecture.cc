@@ -5,16 +5,30 @@
 
 #include "src/formats/gguf_source.h"
 #include "src/formats/message.h"
+#include "src/models/chatglm.h"
+#include "src/models/gemma3.h"
+#include "src/models/glm4.h"
 #include "src/models/llama.h"
 #include "src/models/model.h"
+#include "src/models/olmo2.h"
+#include "src/models/phi3.h"
 #include "src/models/qwen2.h"
+#include "src/models/qwen3.h"
+#include "src/models/qwen3moe.h"
 
 namespace blockgtq {
 namespace {
 
-constexpr std::array<Architecture, 2> kArchitectures = {{
+constexpr std::array<Architecture, 9> kArchitectures = {{
     {"llama", LoadLlama},
     {"qwen2", LoadQwen2},
+    {"qwen3", LoadQwen3},
+    {"qwen3moe", LoadQwen3Moe},
+    {"chatglm", LoadChatGlm},
+    {"glm4", LoadGlm4},
+    {"gemma3", LoadGemma3},
+    {"olmo2", LoadOlmo2},
+    {"phi3", LoadPhi3},
 }};
 
 }  // namespace
