@@ -13,15 +13,23 @@
 
 namespace blockgtq {
 
+/// Whether a model without a tokenizer that this build reads will do.
+enum class TokenizerUse {
+  kNeeded,
+  kIfThere,  // for work on token ids; has_tokenizer() says whether tokenizer() may be called
+};
+
 class LoadedModel {
  public:
   /// Errors: those of OpenModelSource, CreateBackend, LoadModel and Tokenizer::FromGguf.
-  static Result<std::unique_ptr<LoadedModel>> Open(const std::string& path, const BackendOptions& backend);
+  static Result<std::unique_ptr<LoadedModel>> Open(const std::string& path, const BackendOptions& backend,
+                                                   TokenizerUse use = TokenizerUse::kNeeded);
 
   const std::string& path() const { return path_; }
   const ModelSource& source() const { return *source_; }
   const ModelConfig& config() const { return model_->config(); }
   const ModelFingerprint& fingerprint() const { return fingerprint_; }
+  bool has_tokenizer() const { return tokenizer_ != nullptr; }
   Tokenizer& tokenizer() const { return *tokenizer_; }
   Backend& backend() const { return *backend_; }
   Model& model() const { return *model_; }

@@ -37,15 +37,16 @@ class GgufSource : public ModelSource {
     BGTQ_ASSIGN_OR_RETURN(const std::string_view architecture, file_->GetString("general.architecture"));
     architecture_ = architecture;
     const std::string prefix = architecture_ + ".";
-    keys_ = ModelKeys(name_, [prefix = Printable(prefix)](std::string_view key) {
-      return fmt::format("metadata key '{}{}'", prefix, key);
+    keys_ = ModelKeys(name_, [prefix](std::string_view key) {
+      return fmt::format("metadata key '{}'", Printable(prefix + std::string(key)));
     });
     for (const auto& [key, value] : file_->metadata()) {
       if (key.starts_with(prefix)) keys_.Set(key.substr(prefix.size()), ToModelValue(value));
     }
     for (const GgufTensor& tensor : file_->tensors()) {
       ModelTensor& t = tensors_.emplace_back();
-      t.name = t.stored_name = tensor.name;
+      t.name = tensor.name;
+      t.stored_name = Printable(tensor.name);
       t.shape.assign(tensor.shape.rbegin(), tensor.shape.rend());
       t.rows = tensor.view.rows;
       t.cols = tensor.view.cols;

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/formats/message.h"
-
 namespace blockgtq {
 namespace {
 
@@ -38,14 +36,18 @@ bool SaysNothing(const ModelValue& value) {
 ModelKeys::ModelKeys(std::string where, std::function<std::string(std::string_view)> spell)
     : where_(std::move(where)), spell_(std::move(spell)) {}
 
-void ModelKeys::Set(std::string key, ModelValue value) {
-  values_.insert_or_assign(std::move(key), std::move(value));
+void ModelKeys::Set(std::string key, ModelValue value, std::string spelled) {
+  entries_.insert_or_assign(std::move(key), Entry{std::move(value), std::move(spelled)});
+}
+
+const ModelValue* ModelKeys::Peek(std::string_view key) const {
+  const auto found = entries_.find(key);
+  return found == entries_.end() ? nullptr : &found->second.value;
 }
 
 const ModelValue* ModelKeys::Find(std::string_view key) const {
   read_.emplace(key);
-  const auto found = values_.find(key);
-  return found == values_.end() ? nullptr : &found->second;
+  return Peek(key);
 }
 
 bool ModelKeys::Has(std::string_view key) const { return Find(key) != nullptr; }
@@ -56,7 +58,9 @@ bool ModelKeys::IsList(std::string_view key) const {
 }
 
 Status ModelKeys::Error(ErrorCode code, std::string_view key, const std::string& what) const {
-  return Status(code, fmt::format("{}: {} {}", where_, spell_(key), what));
+  const auto found = entries_.find(key);
+  const bool own = found != entries_.end() && !found->second.spelled.empty();
+  return Status(code, fmt::format("{}: {} {}", where_, own ? found->second.spelled : spell_(key), what));
 }
 
 Status ModelKeys::Mismatch(std::string_view key, const ModelValue* found, const char* wanted) const {
@@ -143,11 +147,10 @@ Result<int64_t> ModelKeys::Dimension(std::string_view key, int64_t limit) const 
 }
 
 Status ModelKeys::CheckAllRead(std::span<const std::string_view> harmless) const {
-  for (const auto& [key, value] : values_) {
-    if (read_.contains(key) || SaysNothing(value)) continue;
+  for (const auto& [key, entry] : entries_) {
+    if (read_.contains(key) || SaysNothing(entry.value)) continue;
     if (std::find(harmless.begin(), harmless.end(), key) != harmless.end()) continue;
-    return Error(ErrorCode::kUnsupported, Printable(key),
-                 "is not a setting that this build knows for the architecture");
+    return Error(ErrorCode::kUnsupported, key, "is not a setting that this build knows for the architecture");
   }
   return Status::Ok();
 }

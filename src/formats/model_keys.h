@@ -27,9 +27,12 @@ class ModelKeys {
   ModelKeys(std::string where, std::function<std::string(std::string_view)> spell);
   ModelKeys() = default;
 
-  void Set(std::string key, ModelValue value);
+  /// spelled: how the file spells this key, where spell() would say otherwise.
+  void Set(std::string key, ModelValue value, std::string spelled = "");
 
   bool Has(std::string_view key) const;
+  /// The value whatever its type, or null; does not count as read.
+  const ModelValue* Peek(std::string_view key) const;
   /// A list, one value a layer for instance, where others have a single value.
   bool IsList(std::string_view key) const;
 
@@ -60,7 +63,11 @@ class ModelKeys {
 
   std::string where_;
   std::function<std::string(std::string_view)> spell_;
-  std::map<std::string, ModelValue, std::less<>> values_;
+  struct Entry {
+    ModelValue value;
+    std::string spelled;
+  };
+  std::map<std::string, Entry, std::less<>> entries_;
   mutable std::set<std::string, std::less<>> read_;
 };
 

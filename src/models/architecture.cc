@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <filesystem>
+#include <vector>
 
 #include "src/formats/gguf_source.h"
 #include "src/formats/message.h"
+#include "src/formats/safetensors_source.h"
 #include "src/models/chatglm.h"
 #include "src/models/gemma3.h"
 #include "src/models/glm4.h"
@@ -20,22 +23,39 @@ namespace blockgtq {
 namespace {
 
 constexpr std::array<Architecture, 9> kArchitectures = {{
-    {"llama", LoadLlama},
-    {"qwen2", LoadQwen2},
-    {"qwen3", LoadQwen3},
-    {"qwen3moe", LoadQwen3Moe},
-    {"chatglm", LoadChatGlm},
-    {"glm4", LoadGlm4},
-    {"gemma3", LoadGemma3},
-    {"olmo2", LoadOlmo2},
-    {"phi3", LoadPhi3},
+    {"llama", LoadLlama, kLlamaFamilies},
+    {"qwen2", LoadQwen2, kQwen2Families},
+    {"qwen3", LoadQwen3, kQwen3Families},
+    {"qwen3moe", LoadQwen3Moe, kQwen3MoeFamilies},
+    {"chatglm", LoadChatGlm, kChatGlmFamilies},
+    {"glm4", LoadGlm4, kGlm4Families},
+    {"gemma3", LoadGemma3, kGemma3Families},
+    {"olmo2", LoadOlmo2, kOlmo2Families},
+    {"phi3", LoadPhi3, kPhi3Families},
 }};
+
+std::span<const HuggingFaceFamily> AllFamilies() {
+  static const std::vector<HuggingFaceFamily> families = [] {
+    std::vector<HuggingFaceFamily> all;
+    for (const Architecture& architecture : kArchitectures) {
+      all.insert(all.end(), architecture.huggingface.begin(), architecture.huggingface.end());
+    }
+    return all;
+  }();
+  return families;
+}
 
 }  // namespace
 
 std::span<const Architecture> Architectures() { return kArchitectures; }
 
-Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) { return OpenGgufSource(path); }
+Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) {
+  std::error_code ignored;
+  if (path.ends_with(".safetensors") || std::filesystem::is_directory(path, ignored)) {
+    return OpenSafetensorsSource(path, AllFamilies());
+  }
+  return OpenGgufSource(path);
+}
 
 Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend) {
   std::string known;

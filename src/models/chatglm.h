@@ -6,5 +6,11 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
+
+inline constexpr HuggingFaceFamily kChatGlmFamilies[] = {
+    {.model_type = "glm", .architecture = "chatglm", .pairing = RopePairing::kNorm},
+};
+
 Result<std::unique_ptr<Model>> LoadChatGlm(const ModelSource& source, Backend& backend);
-}
+
+}  // namespace blockgtq

@@ -6,5 +6,11 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
+
+inline constexpr HuggingFaceFamily kGlm4Families[] = {
+    {.model_type = "glm4", .architecture = "glm4", .pairing = RopePairing::kNorm},
+};
+
 Result<std::unique_ptr<Model>> LoadGlm4(const ModelSource& source, Backend& backend);
-}
+
+}  // namespace blockgtq

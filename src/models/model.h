@@ -15,6 +15,7 @@
 #include "src/backend/backend.h"
 #include "src/codec/plan.h"
 #include "src/core/rope.h"
+#include "src/formats/huggingface_family.h"
 #include "src/formats/model_source.h"
 
 namespace blockgtq {
@@ -96,10 +97,13 @@ struct Architecture {
   /// Checks the configuration and every tensor's shape before taking weights. `source` and `backend` must
   /// outlive the model.
   Result<std::unique_ptr<Model>> (*load)(const ModelSource& source, Backend& backend);
+  /// What transformers calls it, and writes otherwise than most.
+  std::span<const HuggingFaceFamily> huggingface;
 };
 
 std::span<const Architecture> Architectures();
-/// Opens a model on disk. Errors: those of OpenGgufSource.
+/// Opens a model on disk: a GGUF file, a folder with config.json and safetensors, or a .safetensors file that
+/// holds a whole model beside its config.json. Errors: those of OpenGgufSource and OpenSafetensorsSource.
 Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path);
 /// Errors: kUnsupported naming the model's architecture and the known ones; those of the loader.
 Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend);

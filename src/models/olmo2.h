@@ -6,5 +6,14 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
+
+inline constexpr HuggingFaceTensorName kOlmo2Tensors[] = {
+    {"post_attention_layernorm.weight", "post_attention_norm.weight"},
+};
+inline constexpr HuggingFaceFamily kOlmo2Families[] = {
+    {.model_type = "olmo2", .architecture = "olmo2", .layer_tensors = kOlmo2Tensors},
+};
+
 Result<std::unique_ptr<Model>> LoadOlmo2(const ModelSource& source, Backend& backend);
-}
+
+}  // namespace blockgtq

@@ -6,5 +6,11 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
+
+inline constexpr HuggingFaceFamily kPhi3Families[] = {
+    {.model_type = "phi3", .architecture = "phi3"},
+};
+
 Result<std::unique_ptr<Model>> LoadPhi3(const ModelSource& source, Backend& backend);
-}
+
+}  // namespace blockgtq

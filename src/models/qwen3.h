@@ -6,5 +6,11 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
+
+inline constexpr HuggingFaceFamily kQwen3Families[] = {
+    {.model_type = "qwen3", .architecture = "qwen3", .window_needs_flag = true},
+};
+
 Result<std::unique_ptr<Model>> LoadQwen3(const ModelSource& source, Backend& backend);
-}
+
+}  // namespace blockgtq
