@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <thread>
 #include <vector>
@@ -135,7 +136,7 @@ class CpuBackend : public Backend {
 
   Status GatedMatMul(const GatedWeights& weights, GateFunction function, const Activations& x,
                      const Norm* norm, int64_t rows, Activations& inner) override {
-    CpuActivations& second = Scratch(up_, inner.rows(), inner.cols());
+    CpuActivations& second = Scratch(up_[inner.cols()], inner.rows(), inner.cols());
     const std::array<Product, 2> products = {Product{weights.gate, nullptr, &inner},
                                              Product{weights.up, nullptr, &second}};
     MatMul(products, x, norm, rows);
@@ -247,7 +248,8 @@ class CpuBackend : public Backend {
   ActivationMode mode_ = ActivationMode::kInt8;
   MatMulScratch scratch_;
   std::vector<MatMulOutput> outputs_;
-  std::unique_ptr<CpuActivations> normed_, up_;
+  std::unique_ptr<CpuActivations> normed_;
+  std::map<int64_t, std::unique_ptr<CpuActivations>> up_;  // by columns: experts and dense layers differ
   std::unique_ptr<CpuActivations> router_, taken_, inner_, result_;  // of a mixture of experts
 };
 

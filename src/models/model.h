@@ -56,6 +56,10 @@ struct ModelConfig {
   LayerRopes ropes() const;
 };
 
+/// Errors: kUnsupported, for work that knows one RoPE a model, when layers rotate differently. what: starts
+/// the message.
+Status RequireOneRope(const ModelConfig& config, std::string_view what);
+
 /// Caches beside the one that drives a pass: in every layer they store and attend to the pass's own queries,
 /// keys and values, so that what each makes of the same inputs can be compared.
 struct AttentionProbe {

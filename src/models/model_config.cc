@@ -161,6 +161,15 @@ LayerRopes ModelConfig::ropes() const {
   return all;
 }
 
+Status RequireOneRope(const ModelConfig& config, std::string_view what) {
+  if (!config.window_rope.has_value()) return Status::Ok();
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: the layers of a {} with a sliding window rotate at another base, which this is "
+                  "not made for",
+                  what, config.architecture));
+}
+
 Result<ModelConfig> ReadModelConfig(const ModelSource& source, const ConfigDefaults& defaults) {
   const ModelKeys& keys = source.keys();
   ModelConfig config;
