@@ -83,6 +83,17 @@ class InspectCommand : public Command {
         c.layers, c.heads, c.kv_heads, c.head_dim, c.embedding, c.feed_forward, c.vocabulary);
     fmt::print("context {}, RoPE base {:g}, {} pairs, fp16 KV cache {} bytes a token\n", c.context_length,
                c.rope.freq_base, model->fingerprint().rope_pairing, half);
+    if (c.window > 0) {
+      int windowed = 0;
+      for (int l = 0; l < c.layers; ++l) windowed += c.window_of(l) > 0 ? 1 : 0;
+      fmt::print("sliding window of {} tokens in {} of {} layers", c.window, windowed, c.layers);
+      if (c.window_rope.has_value()) fmt::print(", RoPE base {:g} there", c.window_rope->freq_base);
+      fmt::print("\n");
+    }
+    if (c.experts.count > 0) {
+      fmt::print("{} experts of feed-forward {}, {} a token\n", c.experts.count, c.experts.feed_forward,
+                 c.experts.used);
+    }
     std::string type_list;
     for (const auto& [type, count] : types)
       type_list += fmt::format("{}{} {}", type_list.empty() ? "" : ", ", count, type);
@@ -105,6 +116,10 @@ class InspectCommand : public Command {
                         {"vocabulary", c.vocabulary},
                         {"context_length", c.context_length},
                         {"rope_freq_base", c.rope.freq_base},
+                        {"rotary_dims", c.rope.rotary_dims},
+                        {"sliding_window", c.window},
+                        {"experts", c.experts.count},
+                        {"experts_used", c.experts.used},
                         {"rope_pairing", model->fingerprint().rope_pairing},
                         {"parameters", parameters},
                         {"bytes", bytes},

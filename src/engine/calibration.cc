@@ -121,6 +121,7 @@ Result<SimulatedHeads> MakeSimulated(const LoadedModel& model, std::span<const H
                                      const std::string& recipe_name, const RecipeOptions& bits) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   const ModelConfig& config = model.config();
+  BGTQ_RETURN_IF_ERROR(RequireOneRope(config, "recipe " + recipe_name));
   return Simulate(*recipe,
                   {config.layers, config.kv_heads, std::make_shared<RopeTable>(config.rope), measured}, bits);
 }

@@ -152,6 +152,7 @@ Result<DiagnoseResult> Diagnose(LoadedModel& model, std::string_view calibration
                                 std::string_view scoring_text, const DiagnoseOptions& options) {
   BGTQ_RETURN_IF_ERROR(CheckOptions(model.config(), options));
   const ModelConfig& config = model.config();
+  BGTQ_RETURN_IF_ERROR(RequireOneRope(config, "diagnose"));
   const std::vector<Token> calibration =
       FirstTokens(model, calibration_text, std::min(options.tokens, config.context_length));
   std::vector<Token> scored = FirstTokens(model, scoring_text, options.tokens);

@@ -8,16 +8,30 @@
 #include "src/formats/gguf_source.h"
 #include "src/formats/message.h"
 #include "src/formats/safetensors_source.h"
+#include "src/models/chatglm.h"
+#include "src/models/gemma3.h"
+#include "src/models/glm4.h"
 #include "src/models/llama.h"
 #include "src/models/model.h"
+#include "src/models/olmo2.h"
+#include "src/models/phi3.h"
 #include "src/models/qwen2.h"
+#include "src/models/qwen3.h"
+#include "src/models/qwen3moe.h"
 
 namespace blockgtq {
 namespace {
 
-constexpr std::array<Architecture, 2> kArchitectures = {{
+constexpr std::array<Architecture, 9> kArchitectures = {{
     {"llama", LoadLlama, kLlamaFamilies},
     {"qwen2", LoadQwen2, kQwen2Families},
+    {"qwen3", LoadQwen3, kQwen3Families},
+    {"qwen3moe", LoadQwen3Moe, kQwen3MoeFamilies},
+    {"chatglm", LoadChatGlm, kChatGlmFamilies},
+    {"glm4", LoadGlm4, kGlm4Families},
+    {"gemma3", LoadGemma3, kGemma3Families},
+    {"olmo2", LoadOlmo2, kOlmo2Families},
+    {"phi3", LoadPhi3, kPhi3Families},
 }};
 
 std::span<const HuggingFaceFamily> AllFamilies() {

@@ -81,7 +81,10 @@ ModelFingerprint FingerprintOf(const ModelConfig& config, const ModelSource& sou
   f.rotary_dims = config.rope.rotary_dims;
   f.rope_pairing = config.gguf_pairing == RopePairing::kNorm ? "norm" : "neox";
   const std::array<double, 2> factors = {config.rope.linear_scale, config.rope.attention_factor};
-  f.rope_scaling_hash = Hex(XXH3_64bits_withSeed(factors.data(), sizeof(factors), HashDivisors(config.rope)));
+  XXH64_hash_t scaling = XXH3_64bits_withSeed(factors.data(), sizeof(factors), HashDivisors(config.rope));
+  if (config.window_rope.has_value())
+    scaling = XXH3_64bits_withSeed(&config.window_rope->freq_base, sizeof(double), scaling);
+  f.rope_scaling_hash = Hex(scaling);
   // The tensors that make keys, whichever of them the family has.
   static constexpr const char* kKeyTensors[] = {
       "attn_k.weight",      "attn_k.bias",          "attn_qkv.weight", "attn_qkv.bias",

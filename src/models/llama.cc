@@ -6,7 +6,7 @@
 namespace blockgtq {
 
 Result<std::unique_ptr<Model>> LoadLlama(const ModelSource& source, Backend& backend) {
-  return LoadDenseDecoder(source, backend, {.pairing = RopePairing::kNorm, .qkv_bias = false});
+  return LoadDenseDecoder(source, backend, {});
 }
 
 }  // namespace blockgtq

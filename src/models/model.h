@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "blockgtq/status.h"
 #include "src/backend/backend.h"
@@ -17,6 +20,15 @@
 
 namespace blockgtq {
 
+/// The feed-forward layers that are mixtures of experts.
+struct ExpertConfig {
+  int count = 0;  // 0: none are
+  int used = 0;   // a token
+  int64_t feed_forward = 0;
+  bool renormalise = false;
+  float scale = 1;
+};
+
 struct ModelConfig {
   std::string architecture;
   int layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -25,8 +37,28 @@ struct ModelConfig {
   float attention_scale = 0;  // of the logits, 1 / sqrt(head_dim) unless the model says otherwise
   RopeConfig rope;            // rope.pairing: of the stored rows
   RopePairing gguf_pairing = RopePairing::kNorm;  // of the family in GGUF files
+  /// Longest sequence for which `rope` is what the model defines (core/rope_scaling.h).
+  int64_t max_positions = std::numeric_limits<int64_t>::max();
+
+  int64_t window = 0;  // tokens that a token of a windowed layer sees, itself included; 0: no windows
+  std::vector<uint8_t> windowed{};          // by layer; empty: every layer, where there is a window
+  std::optional<RopeConfig> window_rope{};  // of windowed layers, where it differs from `rope`
+
+  GateFunction gate = GateFunction::kSilu;
+  float embedding_scale = 1;
+  ExpertConfig experts{};
+
   CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
+  /// The window of a layer; 0: it sees all.
+  int64_t window_of(int layer) const {
+    return windowed.empty() || windowed[static_cast<size_t>(layer)] != 0 ? window : 0;
+  }
+  LayerRopes ropes() const;
 };
+
+/// Errors: kUnsupported, for work that knows one RoPE a model, when layers rotate differently. what: starts
+/// the message.
+Status RequireOneRope(const ModelConfig& config, std::string_view what);
 
 /// Caches beside the one that drives a pass: in every layer they store and attend to the pass's own queries,
 /// keys and values, so that what each makes of the same inputs can be compared.

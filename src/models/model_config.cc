@@ -6,119 +6,27 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <numbers>
 
 #include "src/formats/message.h"
+#include "src/models/rope_config.h"
 
 namespace blockgtq {
 namespace {
 
 // Bounds that no known model reaches; they keep products of dimensions far from overflow.
-constexpr int64_t kMaxLayers = 4096, kMaxHeads = 4096, kMaxHeadDim = 1024, kMaxWidth = int64_t{1} << 22;
+constexpr int64_t kMaxLayers = 4096, kMaxHeads = 4096, kMaxHeadDim = 1024, kMaxWidth = int64_t{1} << 22,
+                  kMaxExperts = 4096;
 
 Status Corrupt(const ModelSource& source, const std::string& what) {
   return Status(ErrorCode::kCorruptFile, fmt::format("{}: {}", source.name(), what));
 }
 
-/// A finite number above 0.
-Result<double> Positive(const ModelKeys& keys, std::string_view key) {
-  BGTQ_ASSIGN_OR_RETURN(const double value, keys.Real(key));
-  if (!(value > 0) || !std::isfinite(value)) {
-    return keys.Error(ErrorCode::kCorruptFile, key, fmt::format("is {}, not a number above 0", value));
-  }
-  return value;
-}
-
-/// Llama 3's frequency divisors from their parameters. Source: transformers,
-/// modeling_rope_utils.py, _compute_llama3_parameters.
-Status Llama3Divisors(const ModelKeys& keys, RopeConfig& rope) {
-  BGTQ_ASSIGN_OR_RETURN(const double factor, Positive(keys, "rope.scaling.factor"));
-  BGTQ_ASSIGN_OR_RETURN(const double low, Positive(keys, "rope.scaling.low_freq_factor"));
-  BGTQ_ASSIGN_OR_RETURN(const double high, Positive(keys, "rope.scaling.high_freq_factor"));
-  BGTQ_ASSIGN_OR_RETURN(const double trained, Positive(keys, "rope.scaling.original_context_length"));
-  if (high <= low) {
-    return keys.Error(ErrorCode::kCorruptFile, "rope.scaling.high_freq_factor",
-                      fmt::format("is {}, not above the low one, {}", high, low));
-  }
-  rope.freq_divisors.clear();
-  for (const double frequency : RopeFrequencies(rope)) {
-    if (static_cast<int>(rope.freq_divisors.size()) == rope.rotary_dims / 2) break;
-    const double turns = trained * frequency / (2 * std::numbers::pi);  // within the trained context
-    double divisor = 1;
-    if (turns < low) {
-      divisor = factor;
-    } else if (turns <= high) {
-      const double smooth = (turns - low) / (high - low);
-      divisor = 1 / ((1 - smooth) / factor + smooth);
-    }
-    rope.freq_divisors.push_back(static_cast<float>(divisor));
-  }
-  return Status::Ok();
-}
-
-/// Llama 3's frequency divisors as GGUF stores them.
-Status TensorDivisors(const ModelSource& source, RopeConfig& rope) {
-  const ModelTensor* divisors = source.Take("rope_freqs.weight");
-  if (divisors == nullptr) return Status::Ok();
-  const int64_t blocks = rope.rotary_dims / 2;
-  if (divisors->cols != blocks || divisors->rows != 1) {
-    return Corrupt(source, fmt::format("tensor rope_freqs.weight: {} x {} instead of {}", divisors->rows,
-                                       divisors->cols, blocks));
-  }
-  rope.freq_divisors.resize(static_cast<size_t>(blocks));
-  DequantizeRow(divisors->parts.front(), 0, rope.freq_divisors.data());
-  for (float d : rope.freq_divisors) {
-    if (!(d > 0) || !std::isfinite(d)) {
-      return Corrupt(source, fmt::format("tensor rope_freqs.weight holds {}", d));
-    }
-  }
-  return Status::Ok();
-}
-
-Status ReadRope(const ModelSource& source, ModelConfig& config) {
-  const ModelKeys& keys = source.keys();
-  RopeConfig& rope = config.rope;
-  rope.head_dim = config.head_dim;
-  rope.pairing = source.StoredPairing(config.gguf_pairing);
-  BGTQ_ASSIGN_OR_RETURN(const int64_t rotary, keys.IntOr("rope.dimension_count", config.head_dim));
-  if (rotary < 2 || rotary > config.head_dim || rotary % 2 != 0) {
-    return keys.Error(ErrorCode::kCorruptFile, "rope.dimension_count",
-                      fmt::format("is {}, not an even number in 2..{}", rotary, config.head_dim));
-  }
-  rope.rotary_dims = static_cast<int>(rotary);
-  BGTQ_ASSIGN_OR_RETURN(rope.freq_base, keys.RealOr("rope.freq_base", 10000.0));
-  if (!std::isfinite(rope.freq_base) || rope.freq_base <= 1.0) {
-    return keys.Error(ErrorCode::kCorruptFile, "rope.freq_base", fmt::format("is {}", rope.freq_base));
-  }
-  BGTQ_RETURN_IF_ERROR(TensorDivisors(source, rope));
-  // As llama.cpp reads them: an older key, and a factor without a type means linear.
-  const std::string factor_key =
-      keys.Has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
-  BGTQ_ASSIGN_OR_RETURN(const double factor, keys.RealOr(factor_key, 1.0));
-  BGTQ_ASSIGN_OR_RETURN(const std::string scaling,
-                        keys.TextOr("rope.scaling.type", factor == 1.0 ? "none" : "linear"));
-  if (scaling == "none") return Status::Ok();
-  if (scaling == "linear") {
-    BGTQ_ASSIGN_OR_RETURN(rope.linear_scale, Positive(keys, factor_key));
-    return Status::Ok();
-  }
-  if (scaling == "llama3") return Llama3Divisors(keys, rope);
-  return keys.Error(ErrorCode::kUnsupported, "rope.scaling.type",
-                    fmt::format("is '{}', which this build does not support (none, linear and llama3 are)",
-                                Printable(scaling)));
-}
-
 /// Keys that would change the forward pass and that no family here has: refused unless they say nothing.
 Status RefuseUnknownMeanings(const ModelKeys& keys) {
-  static constexpr const char* kKeys[] = {"attention.scale",
-                                          "attention.clamp_kqv",
-                                          "attention.max_alibi_bias",
-                                          "expert_count",
-                                          "logit_scale",
-                                          "residual_scale",
-                                          "embedding_scale",
-                                          "attn_logit_softcapping",
-                                          "final_logit_softcapping"};
+  static constexpr const char* kKeys[] = {
+      "attention.clamp_kqv",    "attention.max_alibi_bias", "logit_scale",
+      "residual_scale",         "embedding_scale",          "attn_logit_softcapping",
+      "final_logit_softcapping"};
   for (const char* key : kKeys) {
     BGTQ_ASSIGN_OR_RETURN(const double value, keys.RealOr(key, 0.0));
     if (value == 0.0) continue;
@@ -129,11 +37,78 @@ Status RefuseUnknownMeanings(const ModelKeys& keys) {
   if (!causal) {
     return keys.Error(ErrorCode::kUnsupported, "attention.causal", "= false is not supported by this build");
   }
-  BGTQ_ASSIGN_OR_RETURN(const std::string activation, keys.TextOr("feed_forward.activation", "silu"));
-  if (activation == "silu") return Status::Ok();
-  return keys.Error(
-      ErrorCode::kUnsupported, "feed_forward.activation",
-      fmt::format("is '{}', which this build does not support (silu is)", Printable(activation)));
+  return Status::Ok();
+}
+
+Status ReadGate(const ModelKeys& keys, GateFunction fallback, ModelConfig& config) {
+  config.gate = fallback;
+  if (!keys.Has("feed_forward.activation")) return Status::Ok();
+  BGTQ_ASSIGN_OR_RETURN(const std::string name, keys.Text("feed_forward.activation"));
+  const bool is_gelu = name == "gelu_pytorch_tanh" || name == "gelu_new";  // two names of the tanh form
+  if (!is_gelu && name != "silu") {
+    return keys.Error(
+        ErrorCode::kUnsupported, "feed_forward.activation",
+        fmt::format("is '{}', which this build does not support (silu and gelu_pytorch_tanh are)",
+                    Printable(name)));
+  }
+  config.gate = is_gelu ? GateFunction::kGeluTanh : GateFunction::kSilu;
+  return Status::Ok();
+}
+
+Status ReadWindows(const ModelKeys& keys, int pattern, ModelConfig& config) {
+  BGTQ_ASSIGN_OR_RETURN(config.window, keys.IntOr("attention.sliding_window", 0));
+  if (config.window < 0) {
+    return keys.Error(ErrorCode::kCorruptFile, "attention.sliding_window",
+                      fmt::format("is {}", config.window));
+  }
+  // No sequence outgrows a window as long as the context.
+  if (config.window >= config.context_length) config.window = 0;
+  if (config.window == 0) return Status::Ok();
+  constexpr const char* kPattern = "attention.sliding_window_pattern";
+  const auto layers = static_cast<size_t>(config.layers);
+  if (keys.IsList(kPattern)) {
+    BGTQ_ASSIGN_OR_RETURN(const std::vector<int64_t> windowed, keys.Ints(kPattern));
+    if (windowed.size() != layers) {
+      return keys.Error(ErrorCode::kCorruptFile, kPattern,
+                        fmt::format("is of {} layers, not {}", windowed.size(), layers));
+    }
+    for (int64_t w : windowed) config.windowed.push_back(w != 0 ? 1 : 0);
+    return Status::Ok();
+  }
+  BGTQ_ASSIGN_OR_RETURN(const int64_t every, keys.IntOr(kPattern, pattern));
+  if (every < 1) return keys.Error(ErrorCode::kCorruptFile, kPattern, fmt::format("is {}", every));
+  if (every == 1) return Status::Ok();
+  for (size_t l = 0; l < layers; ++l)
+    config.windowed.push_back(static_cast<int64_t>(l + 1) % every != 0 ? 1 : 0);
+  return Status::Ok();
+}
+
+Status ReadExperts(const ModelSource& source, const ConfigDefaults& defaults, ModelConfig& config) {
+  const ModelKeys& keys = source.keys();
+  BGTQ_ASSIGN_OR_RETURN(const int64_t count, keys.IntOr("expert_count", 0));
+  if (count == 0 && !defaults.experts) return Status::Ok();
+  if (!defaults.experts) {
+    return keys.Error(
+        ErrorCode::kUnsupported, "expert_count",
+        fmt::format("is {}, but a {} has no experts in this build", count, source.architecture()));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const int64_t checked, keys.Dimension("expert_count", kMaxExperts));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t used, keys.Dimension("expert_used_count", checked));
+  ExpertConfig& experts = config.experts;
+  experts.count = static_cast<int>(checked);
+  experts.used = static_cast<int>(used);
+  BGTQ_ASSIGN_OR_RETURN(experts.feed_forward, keys.Dimension("expert_feed_forward_length", kMaxWidth));
+  BGTQ_ASSIGN_OR_RETURN(experts.renormalise,
+                        keys.FlagOr("expert_weights_norm", source.gguf() != nullptr && defaults.renormalise));
+  BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("expert_weights_scale", 1.0));
+  if (!(scale > 0) || !std::isfinite(scale))
+    return keys.Error(ErrorCode::kCorruptFile, "expert_weights_scale", fmt::format("is {}", scale));
+  experts.scale = static_cast<float>(scale);
+  constexpr int64_t kSoftmax = 1;
+  BGTQ_ASSIGN_OR_RETURN(const int64_t gating, keys.IntOr("expert_gating_func", kSoftmax));
+  if (gating == kSoftmax) return Status::Ok();
+  return keys.Error(ErrorCode::kUnsupported, "expert_gating_func",
+                    fmt::format("is {}: routers other than softmax are not supported by this build", gating));
 }
 
 Status ReadHeads(const ModelSource& source, ModelConfig& config) {
@@ -169,17 +144,37 @@ Status ReadHeads(const ModelSource& source, ModelConfig& config) {
   config.heads = static_cast<int>(heads);
   config.kv_heads = static_cast<int>(kv_heads);
   config.head_dim = static_cast<int>(head_dim);
-  config.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("attention.scale", 0.0));
+  if (!(scale >= 0) || !std::isfinite(scale))
+    return keys.Error(ErrorCode::kCorruptFile, "attention.scale", fmt::format("is {}", scale));
+  config.attention_scale =
+      static_cast<float>(scale > 0 ? scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
   return Status::Ok();
 }
 
 }  // namespace
 
-Result<ModelConfig> ReadModelConfig(const ModelSource& source, RopePairing gguf_pairing) {
+LayerRopes ModelConfig::ropes() const {
+  if (!window_rope.has_value()) return {{rope}};
+  LayerRopes all{{rope, *window_rope}};
+  for (int l = 0; l < layers; ++l) all.of_layer.push_back(window_of(l) > 0 ? 1 : 0);
+  return all;
+}
+
+Status RequireOneRope(const ModelConfig& config, std::string_view what) {
+  if (!config.window_rope.has_value()) return Status::Ok();
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: the layers of a {} with a sliding window rotate at another base, which this is "
+                  "not made for",
+                  what, config.architecture));
+}
+
+Result<ModelConfig> ReadModelConfig(const ModelSource& source, const ConfigDefaults& defaults) {
   const ModelKeys& keys = source.keys();
   ModelConfig config;
   config.architecture = source.architecture();
-  config.gguf_pairing = gguf_pairing;
+  config.gguf_pairing = defaults.pairing;
   BGTQ_RETURN_IF_ERROR(RefuseUnknownMeanings(keys));
   BGTQ_ASSIGN_OR_RETURN(const int64_t layers, keys.Dimension("block_count", kMaxLayers));
   config.layers = static_cast<int>(layers);
@@ -188,11 +183,9 @@ Result<ModelConfig> ReadModelConfig(const ModelSource& source, RopePairing gguf_
   BGTQ_ASSIGN_OR_RETURN(config.context_length,
                         keys.Dimension("context_length", std::numeric_limits<int32_t>::max()));
   BGTQ_RETURN_IF_ERROR(ReadHeads(source, config));
-  BGTQ_ASSIGN_OR_RETURN(const int64_t window, keys.IntOr("attention.sliding_window", 0));
-  if (window != 0 && window < config.context_length) {
-    return keys.Error(ErrorCode::kUnsupported, "attention.sliding_window",
-                      fmt::format("= {} tokens is not supported by this build", window));
-  }
+  BGTQ_RETURN_IF_ERROR(ReadGate(keys, defaults.gate, config));
+  BGTQ_RETURN_IF_ERROR(ReadWindows(keys, defaults.window_pattern, config));
+  BGTQ_RETURN_IF_ERROR(ReadExperts(source, defaults, config));
   BGTQ_ASSIGN_OR_RETURN(const double epsilon, keys.Real("attention.layer_norm_rms_epsilon"));
   if (!(epsilon > 0) || !(epsilon < 1)) {
     return keys.Error(ErrorCode::kCorruptFile, "attention.layer_norm_rms_epsilon",
@@ -202,7 +195,7 @@ Result<ModelConfig> ReadModelConfig(const ModelSource& source, RopePairing gguf_
   const ModelTensor* table = source.Find("token_embd.weight");
   if (table == nullptr) return Corrupt(source, "tensor token_embd.weight is missing");
   config.vocabulary = table->rows;
-  BGTQ_RETURN_IF_ERROR(ReadRope(source, config));
+  BGTQ_RETURN_IF_ERROR(ReadRope(source, defaults.window_base, config));
   return config;
 }
 

@@ -6,7 +6,8 @@
 namespace blockgtq {
 
 Result<std::unique_ptr<Model>> LoadQwen2(const ModelSource& source, Backend& backend) {
-  return LoadDenseDecoder(source, backend, {.pairing = RopePairing::kNeox, .qkv_bias = true});
+  return LoadDenseDecoder(source, backend,
+                          {.config = {.pairing = RopePairing::kNeox}, .qkv_bias = Presence::kRequired});
 }
 
 }  // namespace blockgtq

@@ -111,11 +111,11 @@ TEST_P(HuggingFaceModel, KeysAndValuesEqualTransformers) {
   recorder.width = int64_t{config.kv_heads} * config.head_dim;
   const SequenceTokens item{*context->cache().AddSequence(), ids};
   ASSERT_TRUE(context->Run({&item, 1}, {.observer = &recorder}).ok());
-  const RopeTable rope(config.rope);
   const auto dim = static_cast<size_t>(config.head_dim);
   for (int l = 0; l < config.layers; ++l) {
     const std::vector<float> k = reference_.Floats("k." + std::to_string(l));  // [kv_heads, tokens, dim]
     const std::vector<float> v = reference_.Floats("v." + std::to_string(l));
+    const RopeTable rope(config.ropes()[l]);
     float k_worst = 0, v_worst = 0;
     std::vector<float> rotated(dim), wanted(dim);
     for (size_t h = 0; h < static_cast<size_t>(config.kv_heads); ++h) {
@@ -150,7 +150,9 @@ TEST_P(HuggingFaceModel, APackedCacheOfThreeBitsComesCloseAndEqualsItsDecoding) 
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFaceModel,
-                         testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo"),
+                         testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo", "mistral-swa", "qwen3",
+                                         "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3", "olmo2",
+                                         "phi3"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -238,12 +240,12 @@ TEST_F(ChangedModel, SettingsThatThisBuildDoesNotHaveAreRefusedByName) {
       {"rope_scaling", {{"rope_type", "spiral"}, {"factor", 2.0}}, "spiral"},
       {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}, {"twist", 3}}, "rope_scaling.twist"},
       {"hidden_act", "relu2", "relu2"},
+      {"hidden_act", "gelu", "gelu"},
       {"model_type", "banana", "banana"},
       {"architectures", {"LlamaForSequenceClassification"}, "LlamaForSequenceClassification"},
       {"quantization_config", {{"quant_method", "fp8"}}, "quantization_config"},
       {"num_experts", 8, "num_experts"},
       {"some_new_trick", true, "some_new_trick"},
-      {"sliding_window", 16, "sliding_window"},
       {"head_dim", 24, "24"},
   };
   for (const auto& [key, value, naming] : changes) {
