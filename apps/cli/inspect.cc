@@ -57,13 +57,13 @@ class InspectCommand : public Command {
     const ModelConfig& c = model->config();
     int64_t bytes = 0, parameters = 0;
     std::map<std::string, int> types;
-    for (const GgufTensor& tensor : model->file().tensors()) {
+    for (const ModelTensor& tensor : model->source().tensors()) {
       bytes += tensor.bytes;
-      parameters += tensor.view.rows * tensor.view.cols;
-      ++types[GetTensorType(tensor.view.type).name];
+      parameters += tensor.rows * tensor.cols;
+      ++types[GetTensorType(tensor.type()).name];
     }
     const int64_t half = int64_t{4} * c.head_dim * c.kv_heads * c.layers;
-    fmt::print("{}: GGUF v{}, {}, {:.1f} M parameters, {:.1f} MiB\n", path_, model->file().version(),
+    fmt::print("{}: {}, {}, {:.1f} M parameters, {:.1f} MiB\n", path_, model->source().format(),
                c.architecture, static_cast<double>(parameters) / 1e6, static_cast<double>(bytes) / 1048576);
     fmt::print(
         "{} layers, {} heads, {} KV heads, head dimension {}, embedding {}, feed-forward {}, vocabulary {}\n",
@@ -74,11 +74,11 @@ class InspectCommand : public Command {
     for (const auto& [type, count] : types)
       type_list += fmt::format("{}{} {}", type_list.empty() ? "" : ", ", count, type);
     fmt::print("tensors: {}\n\n", type_list);
-    nlohmann::json metadata;
-    for (const auto& [key, value] : model->file().metadata()) {
-      fmt::print("{} = {}\n", key, ValueText(value));
-      metadata[key] = ValueText(value);
+    nlohmann::json metadata = nlohmann::json::object();
+    if (const GgufFile* gguf = model->source().gguf()) {
+      for (const auto& [key, value] : gguf->metadata()) metadata[key] = ValueText(value);
     }
+    for (const auto& [key, value] : metadata.items()) fmt::print("{} = {}\n", key, value.get<std::string>());
     return json_.Write({{"architecture", c.architecture},
                         {"layers", c.layers},
                         {"heads", c.heads},

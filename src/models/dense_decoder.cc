@@ -6,7 +6,8 @@
 #include <array>
 #include <vector>
 
-#include "src/models/gguf_config.h"
+#include "src/models/model_config.h"
+#include "src/models/weight_reader.h"
 
 namespace blockgtq {
 namespace {
@@ -28,9 +29,9 @@ class DenseDecoder : public Model {
  public:
   DenseDecoder(ModelConfig config, Backend& backend) : Model(std::move(config)), backend_(backend) {}
 
-  Status Load(const GgufFile& file, const DenseDecoderTraits& traits) {
+  Status Load(const ModelSource& source, const DenseDecoderTraits& traits) {
     const ModelConfig& c = config_;
-    const WeightReader reader(file, backend_);
+    const WeightReader reader(source, backend_);
     const int64_t e = c.embedding, q_rows = int64_t{c.heads} * c.head_dim,
                   kv_rows = int64_t{c.kv_heads} * c.head_dim;
     BGTQ_ASSIGN_OR_RETURN(embedding_, reader.Matrix("token_embd.weight", c.vocabulary, e));
@@ -55,7 +56,7 @@ class DenseDecoder : public Model {
       BGTQ_ASSIGN_OR_RETURN(layer.up, reader.Matrix(name("ffn_up.weight"), c.feed_forward, e));
       BGTQ_ASSIGN_OR_RETURN(layer.down, reader.Matrix(name("ffn_down.weight"), e, c.feed_forward));
     }
-    return CheckNoUnusedTensors(file, traits);
+    return source.CheckAllTaken();
   }
 
   Status Forward(const Batch& batch, Activations& hidden) override {
@@ -134,21 +135,6 @@ class DenseDecoder : public Model {
     work_.rows = rows;
   }
 
-  /// A tensor that this forward pass would ignore means that the model computes something else: refuse it.
-  Status CheckNoUnusedTensors(const GgufFile& file, const DenseDecoderTraits& traits) const {
-    const size_t biases = traits.qkv_bias ? 3 : 0;
-    const size_t used = 2 + (output_ != nullptr ? 1 : 0) +
-                        (file.FindTensor("rope_freqs.weight") != nullptr ? 1 : 0) +
-                        layers_.size() * (9 + biases);
-    if (file.tensors().size() == used) return Status::Ok();
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "{}: holds {} tensors where a {} of {} layers has {}; this variant of the architecture is "
-            "not supported",
-            file.name(), file.tensors().size(), config_.architecture, config_.layers, used));
-  }
-
   Backend& backend_;
   WeightPtr embedding_, output_norm_, output_;
   std::vector<Layer> layers_;
@@ -158,11 +144,12 @@ class DenseDecoder : public Model {
 
 }  // namespace
 
-Result<std::unique_ptr<Model>> LoadDenseDecoder(const GgufFile& file, Backend& backend,
+Result<std::unique_ptr<Model>> LoadDenseDecoder(const ModelSource& source, Backend& backend,
                                                 const DenseDecoderTraits& traits) {
-  BGTQ_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(file, traits.pairing));
+  BGTQ_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(source, traits.pairing));
+  BGTQ_RETURN_IF_ERROR(CheckAllKeysRead(source));
   auto model = std::make_unique<DenseDecoder>(std::move(config), backend);
-  BGTQ_RETURN_IF_ERROR(model->Load(file, traits));
+  BGTQ_RETURN_IF_ERROR(model->Load(source, traits));
   return std::unique_ptr<Model>(std::move(model));
 }
 

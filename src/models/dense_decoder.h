@@ -11,11 +11,11 @@ namespace blockgtq {
 
 /// Where a family departs from the plainest form.
 struct DenseDecoderTraits {
-  RopePairing pairing = RopePairing::kNorm;
-  bool qkv_bias = false;  // attn_{q,k,v}.bias are required; otherwise they must be absent
+  RopePairing pairing = RopePairing::kNorm;  // in GGUF files
+  bool qkv_bias = false;                     // attn_{q,k,v}.bias are required; otherwise they must be absent
 };
 
-Result<std::unique_ptr<Model>> LoadDenseDecoder(const GgufFile& file, Backend& backend,
+Result<std::unique_ptr<Model>> LoadDenseDecoder(const ModelSource& source, Backend& backend,
                                                 const DenseDecoderTraits& traits);
 
 }  // namespace blockgtq

@@ -5,8 +5,8 @@
 
 namespace blockgtq {
 
-Result<std::unique_ptr<Model>> LoadQwen2(const GgufFile& file, Backend& backend) {
-  return LoadDenseDecoder(file, backend, {.pairing = RopePairing::kNeox, .qkv_bias = true});
+Result<std::unique_ptr<Model>> LoadQwen2(const ModelSource& source, Backend& backend) {
+  return LoadDenseDecoder(source, backend, {.pairing = RopePairing::kNeox, .qkv_bias = true});
 }
 
 }  // namespace blockgtq
