@@ -100,7 +100,7 @@ void FuzzVocabulary(std::string_view data, uint8_t choice) {
 }
 
 void FuzzChatTemplate(std::string_view jinja) {
-  const auto recognized = blockgtq::RecognizeTemplate(jinja);
+  const auto recognized = blockgtq::RecognizeTemplate(jinja, "</s>");
   if (!recognized.ok()) return;
   const std::vector<blockgtq::ChatMessage> messages = {{"user", std::string(jinja)}};
   Check(blockgtq::RenderChat(*recognized, messages).ok());
