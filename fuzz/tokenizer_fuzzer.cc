@@ -19,7 +19,7 @@ using blockgtq::Token;
 using blockgtq::Tokenizer;
 using blockgtq::TokenizerVocab;
 
-constexpr std::string_view kPreTokenizers[] = {"smollm", "qwen2", "llama-bpe", "gpt-2"};
+constexpr std::string_view kPreTokenizers[] = {"deepseek-llm", "qwen2", "tekken", "gpt-2"};
 
 void Check(bool ok) {
   if (!ok) std::abort();

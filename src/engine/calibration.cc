@@ -153,9 +153,8 @@ Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_vie
                               model.path()));
   }
   std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
-  if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0) {
-    tokens.insert(tokens.begin(), model.tokenizer().bos());
-  }
+  const std::vector<Token> start = model.PromptStart(nullptr);
+  tokens.insert(tokens.begin(), start.begin(), start.end());
   const int64_t wanted = std::min(tokens_wanted, model.config().context_length);
   if (static_cast<int64_t>(tokens.size()) > wanted)
     tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "src/backend/backend.h"
 #include "src/formats/model_source.h"
@@ -21,7 +22,7 @@ enum class TokenizerUse {
 
 class LoadedModel {
  public:
-  /// Errors: those of OpenModelSource, CreateBackend, LoadModel and Tokenizer::FromGguf.
+  /// Errors: those of OpenModelSource, CreateBackend, LoadModel, Tokenizer::FromGguf and LoadTokenizerFolder.
   static Result<std::unique_ptr<LoadedModel>> Open(const std::string& path, const BackendOptions& backend,
                                                    TokenizerUse use = TokenizerUse::kNeeded);
 
@@ -37,12 +38,16 @@ class LoadedModel {
   /// The model's chat template. Errors: kUnsupported when it has none or an unknown one; the message names
   /// --no-chat.
   Result<RecognizedTemplate> chat_template() const;
+  /// The tokens before a prompt: before one that `chat` rendered, BOS or nothing; before plain text (null),
+  /// what the tokenizer puts there. Needs a tokenizer.
+  std::vector<Token> PromptStart(const RecognizedTemplate* chat) const;
 
  private:
   std::string path_;
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::optional<std::string> chat_template_;  // Jinja
   std::unique_ptr<Model> model_;
   ModelFingerprint fingerprint_;
 };

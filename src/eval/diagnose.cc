@@ -23,8 +23,8 @@ std::vector<Token> FirstTokens(const LoadedModel& model, std::string_view text, 
   // Sixteen bytes a token is more than any text of these vocabularies takes on average.
   std::vector<Token> tokens =
       model.tokenizer().Encode(text.substr(0, static_cast<size_t>(count) * 16), false);
-  if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0)
-    tokens.insert(tokens.begin(), model.tokenizer().bos());
+  const std::vector<Token> start = model.PromptStart(nullptr);
+  tokens.insert(tokens.begin(), start.begin(), start.end());
   if (static_cast<int64_t>(tokens.size()) > count) tokens.resize(static_cast<size_t>(count));
   return tokens;
 }
