@@ -150,14 +150,10 @@ TEST_P(HuggingFaceModel, APackedCacheOfThreeBitsComesCloseAndEqualsItsDecoding) 
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFaceModel,
-                         testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo", "mistral-swa", "qwen3",
-                                         "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3", "olmo2",
-                                         "phi3"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo", "mistral-swa",
+                                         "qwen3", "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3",
+                                         "olmo2", "phi3"),
+                         [](const auto& info) { return TestName(info.param); });
 
 /// The same weights in GGUF and in safetensors.
 class ModelInTwoFormats : public testing::TestWithParam<std::string> {};
@@ -188,11 +184,7 @@ TEST_P(ModelInTwoFormats, RunsTheOtherFormatsPlanAlike) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelInTwoFormats, testing::Values("llama", "llama3-rope", "qwen2"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return TestName(info.param); });
 
 /// A copy of a model in a folder of the test's own, to be changed.
 class ChangedModel : public testing::Test {
