@@ -91,15 +91,7 @@ Result<std::shared_ptr<const SimulatedHeads>> ObtainSimulated(
     packed.recipe = recipe->twin_of;
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan,
                           ObtainPlan(model, packed, bundled_text, log, progress));
-    const ModelConfig& config = model.config();
-    const LayerRopes ropes = config.ropes();
-    std::vector<std::shared_ptr<const RopeTable>> tables;
-    for (const RopeConfig& rope : ropes.configs) tables.push_back(std::make_shared<RopeTable>(rope));
-    *simulated = {choice.recipe, config.layers, config.kv_heads, config.head_dim, {}};
-    for (size_t h = 0; h < plan->heads.size(); ++h) {
-      const int rope = ropes.index(static_cast<int>(h) / config.kv_heads);
-      simulated->heads.push_back(SimulatePlannedHead(plan->heads[h], tables[static_cast<size_t>(rope)]));
-    }
+    *simulated = SimulatePlan(model.config(), *plan, choice.recipe);
   } else {
     const RecipeOptions bits{choice.k_bits, choice.v_bits, choice.plan_seed};
     BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *recipe, bits));

@@ -150,14 +150,10 @@ TEST_P(HuggingFaceModel, APackedCacheOfThreeBitsComesCloseAndEqualsItsDecoding) 
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFaceModel,
-                         testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo", "mistral-swa", "qwen3",
-                                         "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3", "olmo2",
-                                         "phi3"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo", "mistral-swa",
+                                         "qwen3", "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3",
+                                         "olmo2", "phi3"),
+                         [](const auto& info) { return TestName(info.param); });
 
 /// The same weights in GGUF and in safetensors.
 class ModelInTwoFormats : public testing::TestWithParam<std::string> {};
@@ -167,6 +163,16 @@ TEST_P(ModelInTwoFormats, HasOneFingerprint) {
   const auto safetensors = OpenForIds(HuggingFacePath(GetParam()));
   const Status equal = gguf->fingerprint().ExpectEqual(safetensors->fingerprint());
   EXPECT_TRUE(equal.ok()) << equal.message();
+}
+
+TEST_P(ModelInTwoFormats, ComputesTransformersLogitsFromGguf) {
+  const auto gguf = OpenForIds(TinyModelPath(GetParam()));
+  const Reference reference(GetParam());
+  const std::vector<Token> ids = reference.Ids("input_ids");
+  for (int64_t batch : {1, 512}) {
+    EXPECT_LT(MaxDifference(RunIds(*gguf, CacheKind::kFloat, ids, batch), reference.Floats("logits")), 2e-4f)
+        << "batch " << batch;
+  }
 }
 
 TEST_P(ModelInTwoFormats, RunsTheOtherFormatsPlanAlike) {
@@ -187,12 +193,9 @@ TEST_P(ModelInTwoFormats, RunsTheOtherFormatsPlanAlike) {
             0.1f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ModelInTwoFormats, testing::Values("llama", "llama3-rope", "qwen2"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, ModelInTwoFormats,
+                         testing::Values("llama", "llama3-rope", "qwen2", "qwen3_moe", "glm4", "gemma3"),
+                         [](const auto& info) { return TestName(info.param); });
 
 /// A copy of a model in a folder of the test's own, to be changed.
 class ChangedModel : public testing::Test {
@@ -227,6 +230,36 @@ TEST_F(ChangedModel, OpensUnchangedAsAFolderAndAsAFile) {
   EXPECT_FALSE(folder->has_tokenizer());
   const Status equal = folder->fingerprint().ExpectEqual(file->fingerprint());
   EXPECT_TRUE(equal.ok()) << equal.message();
+}
+
+// The frequencies of these scalings change with the sequence's length, which cached keys cannot follow.
+TEST_F(ChangedModel, RunsUpToTheLengthWhereItsRopeChangesAndRefusesMoreByName) {
+  std::vector<double> factors(8);
+  for (size_t j = 0; j < factors.size(); ++j) factors[j] = 1.0 + static_cast<double>(j);
+  const std::vector<Token> ids(40, 7);
+  for (const nlohmann::json& scaling :
+       {nlohmann::json{{"rope_type", "dynamic"}, {"factor", 2.0}, {"original_max_position_embeddings", 32}},
+        nlohmann::json{{"rope_type", "longrope"},
+                       {"factor", 4.0},
+                       {"original_max_position_embeddings", 32},
+                       {"short_factor", factors},
+                       {"long_factor", factors}}}) {
+    config_["rope_scaling"] = scaling;
+    ASSERT_TRUE(Open().ok()) << Open().message();
+    const auto model = OpenForIds(folder_.File(""));
+    CacheOptions options;
+    options.kind = CacheKind::kFloat;
+    options.max_tokens = 64;
+    const auto context = MakeContext(*model, options);
+    const SequenceId sequence = *context->cache().AddSequence();
+    const SequenceTokens fits{sequence, std::span<const Token>(ids).first(32)},
+        one{sequence, {ids.data(), 1}};
+    ASSERT_TRUE(context->Run({&fits, 1}).ok());
+    const Status status = context->Run({&one, 1});
+    EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(status.message().find("33 tokens"), std::string::npos) << status.message();
+    EXPECT_EQ(context->cache().state(sequence).length, 32);
+  }
 }
 
 TEST_F(ChangedModel, ATokenizerIsMissedByNameWhereItIsNeeded) {
