@@ -145,6 +145,12 @@ Status CheckRecipeBits(const LoadedModel& model, const Recipe& recipe, const Rec
 
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text,
                                              int64_t tokens_wanted) {
+  if (!model.has_tokenizer()) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{}: a plan is made from text, and this model has no tokenizer that this build "
+                              "reads; name a plan with --plan, or an uncompressed cache with --recipe fp16",
+                              model.path()));
+  }
   std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
   const std::vector<Token> start = model.PromptStart(nullptr);
   tokens.insert(tokens.begin(), start.begin(), start.end());

@@ -26,7 +26,7 @@ struct CalibrationOptions {
 Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options);
 
 /// The tokens that calibration measures: the start of the text, at most `tokens` and the model's context.
-/// Errors: kInvalidArgument when they are fewer than 64.
+/// Errors: kInvalidArgument when they are fewer than 64; kUnsupported without a tokenizer.
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text, int64_t tokens);
 
 /// The two halves of Calibrate, for several plans from one measurement: every head, [layers * kv_heads].

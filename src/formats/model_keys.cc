@@ -40,6 +40,12 @@ void ModelKeys::Set(std::string key, ModelValue value, std::string spelled) {
   entries_.insert_or_assign(std::move(key), Entry{std::move(value), std::move(spelled)});
 }
 
+std::vector<std::string> ModelKeys::Names() const {
+  std::vector<std::string> names;
+  for (const auto& [key, entry] : entries_) names.push_back(key);
+  return names;
+}
+
 const ModelValue* ModelKeys::Peek(std::string_view key) const {
   const auto found = entries_.find(key);
   return found == entries_.end() ? nullptr : &found->second.value;

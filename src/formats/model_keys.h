@@ -30,6 +30,7 @@ class ModelKeys {
   /// spelled: how the file spells this key, where spell() would say otherwise.
   void Set(std::string key, ModelValue value, std::string spelled = "");
 
+  std::vector<std::string> Names() const;
   bool Has(std::string_view key) const;
   /// The value whatever its type, or null; does not count as read.
   const ModelValue* Peek(std::string_view key) const;

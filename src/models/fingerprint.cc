@@ -1,5 +1,5 @@
 // FingerprintOf: what a plan must agree with. Made of what the model computes, not of how a file spells it:
-// key projections in F32, F16 and BF16 count by their values in block order (core/rope.h), so the same model
+// key projections in F32, F16 and BF16 count by their values, rows in GGUF's order, so the same model
 // has one fingerprint in GGUF and in safetensors.
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -15,14 +15,16 @@ namespace {
 
 std::string Hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
-/// Where row `row` of the key projection in block order is stored.
-int64_t StoredRow(const RopeConfig& rope, int64_t row) {
+/// Where row `row` that the key projection has in GGUF files is stored.
+int64_t StoredRow(const ModelConfig& config, int64_t row) {
+  const RopeConfig& rope = config.rope;
   const int64_t channel = row % rope.head_dim;
-  if (rope.pairing == RopePairing::kNorm || channel >= rope.rotary_dims) return row;
+  if (rope.pairing == config.gguf_pairing || channel >= rope.rotary_dims) return row;
   return row - channel + channel / 2 + channel % 2 * (rope.rotary_dims / 2);
 }
 
-XXH64_hash_t HashValues(const ModelTensor& tensor, const RopeConfig& rope, bool of_heads, XXH64_hash_t seed) {
+XXH64_hash_t HashValues(const ModelTensor& tensor, const ModelConfig& config, bool of_heads,
+                        XXH64_hash_t seed) {
   const int64_t cols = tensor.cols, rows = tensor.rows;
   std::vector<float> row(static_cast<size_t>(cols));
   const auto widen = [&](int64_t r, float* out) {
@@ -35,12 +37,12 @@ XXH64_hash_t HashValues(const ModelTensor& tensor, const RopeConfig& rope, bool 
     std::vector<float> stored(static_cast<size_t>(cols));
     widen(0, stored.data());
     for (int64_t i = 0; i < cols; ++i) {
-      row[static_cast<size_t>(i)] = stored[static_cast<size_t>(of_heads ? StoredRow(rope, i) : i)];
+      row[static_cast<size_t>(i)] = stored[static_cast<size_t>(of_heads ? StoredRow(config, i) : i)];
     }
     return XXH3_64bits_withSeed(row.data(), row.size() * sizeof(float), seed);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    widen(of_heads ? StoredRow(rope, r) : r, row.data());
+    widen(of_heads ? StoredRow(config, r) : r, row.data());
     seed = XXH3_64bits_withSeed(row.data(), row.size() * sizeof(float), seed);
   }
   return seed;
@@ -50,7 +52,7 @@ XXH64_hash_t HashTensor(const ModelTensor& tensor, const ModelConfig& config, XX
   if (GetTensorType(tensor.type()).block_elements == 1) {
     const int64_t channels = int64_t{config.kv_heads} * config.head_dim;
     const bool of_heads = (tensor.rows == 1 ? tensor.cols : tensor.rows) == channels;
-    return HashValues(tensor, config.rope, of_heads, seed);
+    return HashValues(tensor, config, of_heads, seed);
   }
   for (const TensorView& part : tensor.parts) {
     seed = XXH3_64bits_withSeed(part.data, static_cast<size_t>(part.rows * part.row_bytes()), seed);
