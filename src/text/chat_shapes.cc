@@ -119,7 +119,7 @@ constexpr ChatShape kShapes[] = {
          "") "{% for message in messages %}"
              "{% if (message.role == 'user') or (message.role == 'system' and not loop.first) "
              "%}" BGTQ_CHATML_TURN "{% elif message.role == 'assistant' %}{% set content = message.content "
-                                   "%}{% set reasoning_content = '' %}"
+             "%}{% set reasoning_content = '' %}"
              "{% if message.reasoning_content is defined and message.reasoning_content is not none %}"
              "{% set reasoning_content = message.reasoning_content %}{% else %}{% if '</think>' in "
              "message.content %}"

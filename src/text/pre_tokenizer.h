@@ -57,7 +57,7 @@ class PreTokenizer {
     void Apply(const SplitStep& step, SplitPattern::Matcher* matcher, std::string_view piece);
     void Apply(const PrefixSpaceStep& step, SplitPattern::Matcher* matcher, std::string_view piece);
     void Apply(const MetaspaceStep& step, SplitPattern::Matcher* matcher, std::string_view piece);
-    void Cut(const SplitStep& step, SplitPattern::Matcher* matcher, std::string_view valid);
+    void Cut(const SplitStep& step, SplitPattern::Matcher* matcher, std::string_view text);
 
     const PreTokenizer& pre_tokenizer_;
     std::vector<std::unique_ptr<SplitPattern::Matcher>>

@@ -49,7 +49,7 @@ constexpr std::string_view kTrailingSpacesPcre =
     "[" BGTQ_SPACE "]++\\z|[" BGTQ_SPACE "]+(?=\\n)|[" BGTQ_SPACE "]++(*SKIP)(*FAIL)";
 #undef BGTQ_SPACE
 constexpr std::string_view kFoldedContraction = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-constexpr std::string_view kAsciiContraction = "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])";
+constexpr std::string_view kAsciiContraction = "(?:'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL]))";
 
 // \s and \S as Unicode has them; the rest means the same in both libraries.
 std::string Translate(std::string_view published, ContractionCase folds) {

@@ -98,7 +98,8 @@ Status ReadModel(const json& model, size_t added, TokenizerParts* parts) {
   }
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix", "dropout"}) {
     const json& value = Member(model, name);
-    if (!value.is_null() && value != "" && value != 0.0) {
+    if (!value.is_null() && !(value.is_string() && value.get_ref<const json::string_t&>().empty()) &&
+        value != 0.0) {
       return Unsupported(fmt::format("tokenizer.json: model.{} {} is not supported", name, value.dump()));
     }
   }
