@@ -96,6 +96,12 @@ class CommandLine(Fixture):
                 logits.append(struct.unpack(f"<{5 * 256}f", raw[start:]))
             self.assertLess(max(abs(a - b) for a, b in zip(logits[0], logits[1])), 1e-3)
             self.assertEqual(logits[1], logits[2])
+        made = self.folder / "made.gguf"
+        done, _ = self.ok("convert", "-m", folder, "-o", made, "--type", "q8_0")
+        self.assertEqual((done["tensors"], done["type"], done["architecture"]), (21, "q8_0", "llama"))
+        seen, _ = self.ok("inspect", made)
+        self.assertEqual(seen["tensor_types"], {"F16": 2, "F32": 5, "Q8_0": 14})
+        self.fails("convert", "-m", made, "-o", self.folder / "again.gguf", needs=["made.gguf", "GGUF"])
         (folder / "config.json").write_text((folder / "config.json").read_text().replace("silu", "relu2"))
         self.fails("inspect", folder, needs=["config.json", "hidden_act", "relu2"])
         self.fails("inspect", self.folder / "nowhere", needs=["nowhere"])
@@ -252,7 +258,7 @@ class CommandLine(Fixture):
 
     def test_help_exits_with_0(self):
         self.assertEqual(run("--help").returncode, 0)
-        for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
+        for command in ("calibrate", "inspect", "convert", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
                         "needle", "longbench", "aime", "diagnose", "calibrate-study", "depth-study"):
             done = run(command, "--help")
             self.assertEqual(done.returncode, 0)
