@@ -27,19 +27,20 @@ Status ReadSentencePiece(const GgufFile& file, TokenizerVocab* vocab) {
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufFile& file) {
   BGTQ_ASSIGN_OR_RETURN(const std::string_view model, file.GetString("tokenizer.ggml.model"));
-  TokenizerVocab vocab;
-  BGTQ_ASSIGN_OR_RETURN(vocab.tokens, file.GetStrings("tokenizer.ggml.tokens"));
-  if (model == "gpt2") {
-    BGTQ_ASSIGN_OR_RETURN(vocab.pre, file.GetStringOr("tokenizer.ggml.pre", ""));
-    BGTQ_ASSIGN_OR_RETURN(vocab.merges, file.GetStrings("tokenizer.ggml.merges"));
-  } else if (model == "llama") {
-    BGTQ_RETURN_IF_ERROR(ReadSentencePiece(file, &vocab));
-  } else {
+  if (model != "gpt2" && model != "llama") {  // before anything is missed that other models have not
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("{}: tokenizer.ggml.model \"{}\" is not supported; known: gpt2 (byte-level BPE), llama "
                     "(SentencePiece BPE)",
                     file.name(), model));
+  }
+  TokenizerVocab vocab;
+  BGTQ_ASSIGN_OR_RETURN(vocab.tokens, file.GetStrings("tokenizer.ggml.tokens"));
+  if (model == "gpt2") {
+    BGTQ_ASSIGN_OR_RETURN(vocab.pre, file.GetStringOr("tokenizer.ggml.pre", ""));
+    BGTQ_ASSIGN_OR_RETURN(vocab.merges, file.GetStrings("tokenizer.ggml.merges"));
+  } else {
+    BGTQ_RETURN_IF_ERROR(ReadSentencePiece(file, &vocab));
   }
   if (file.FindValue("tokenizer.ggml.token_type") != nullptr) {
     BGTQ_ASSIGN_OR_RETURN(vocab.types, file.GetInts("tokenizer.ggml.token_type"));
