@@ -14,7 +14,7 @@ function(bgtq_test_folder name)
   gtest_discover_tests(${name}_tests DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${name})
 endfunction()
 
-foreach(folder core codec formats text cache backend cpu models engine eval)
+foreach(folder core codec formats text cache backend cpu models engine eval serve http)
   bgtq_test_folder(${folder})
 endforeach()
 
