@@ -205,7 +205,7 @@ TEST_F(ServeTest, AStopStringEndsTheTextBeforeIt) {
 }
 
 TEST_F(ServeTest, ASlotGoesOnWhereItsConversationEndedAlsoAfterARestart) {
-  const std::string path = testing::TempDir() + "/serve_slot.session";
+  const std::string path = fmt::format("{}/serve_slot.{}.session", testing::TempDir(), getpid());
   std::filesystem::remove(path);
   Request first = Greedy(RandomPrompt(150, 8), 30);
   first.slot = 2;
@@ -245,7 +245,7 @@ TEST_F(ServeTest, ASlotGoesOnWhereItsConversationEndedAlsoAfterARestart) {
 }
 
 TEST_F(ServeTest, ADamagedSessionFileLeavesTheSlotAsItWas) {
-  const std::string path = testing::TempDir() + "/serve_damaged.session";
+  const std::string path = fmt::format("{}/serve_damaged.{}.session", testing::TempDir(), getpid());
   Bench bench(*model_, &plan_, cache_, options_);
   Request request = Greedy(RandomPrompt(150, 8), 3);
   request.slot = 0;
@@ -282,7 +282,7 @@ TEST_F(ServeTest, ASlotTakesPartOfItsSequenceForADivergingPrompt) {
 
 /// The tiny model with an embedding row of NaNs.
 std::unique_ptr<LoadedModel> ModelWithAPoisonedToken(const LoadedModel& model, Token token) {
-  std::ifstream in(model.path(), std::ios::binary);
+  std::ifstream in(TinyModelPath("llama"), std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(in), {});
   const auto table = model.file().FindTensor("token_embd.weight");
   EXPECT_NE(table, nullptr);
@@ -291,7 +291,7 @@ std::unique_ptr<LoadedModel> ModelWithAPoisonedToken(const LoadedModel& model, T
   const size_t at = bytes.find(wanted);
   EXPECT_NE(at, std::string::npos);
   std::fill_n(bytes.begin() + static_cast<int64_t>(at), row, '\xff');
-  const std::string path = testing::TempDir() + "/serve_poisoned.gguf";
+  const std::string path = fmt::format("{}/serve_poisoned.{}.gguf", testing::TempDir(), getpid());
   std::ofstream(path, std::ios::binary) << bytes;
   auto poisoned = OpenModel(path, 2, Precision::kFast);
   std::filesystem::remove(path);
@@ -309,10 +309,11 @@ TEST_F(ServeTest, ARequestThatMakesTheModelFailFailsAlone) {
   const auto poisoned = ModelWithAPoisonedToken(*model_, kPoison);
   ASSERT_NE(poisoned, nullptr);
   model_->backend().SetPrecision(Precision::kFast);
-  Bench bench(*poisoned, nullptr, {.kind = CacheKind::kHalf, .max_tokens = 4096}, options_);
+  cache_.kind = CacheKind::kHalf;
+  Bench bench(*poisoned, nullptr, cache_, options_);
   std::vector<std::vector<Token>> alone;
   for (const Request& request : requests) {
-    Bench own(*poisoned, nullptr, {.kind = CacheKind::kHalf, .max_tokens = 4096}, options_);
+    Bench own(*poisoned, nullptr, cache_, options_);
     const RequestId id = own.Submit(request);
     own.Run();
     ASSERT_EQ(own.answers[id].finished, FinishReason::kLimit) << own.answers[id].status.message();

@@ -1,6 +1,13 @@
 // A scheduler over a tiny model, and the answers it gives.
 #pragma once
 
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <random>
 
@@ -72,10 +79,26 @@ class Bench {
   RequestId next_ = 1;
 };
 
+/// The tiny model with another context length, long enough for attention to be split.
+inline std::unique_ptr<LoadedModel> OpenLongModel(uint32_t context) {
+  std::ifstream in(TinyModelPath("llama"), std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  const std::string key = "llama.context_length";
+  const size_t value = bytes.find(key) + key.size() + 4;  // behind the value's type
+  EXPECT_LT(value, bytes.size());
+  std::memcpy(&bytes[value], &context, sizeof(context));
+  const std::string path = fmt::format("{}/serve_long.{}.gguf", testing::TempDir(), getpid());
+  std::ofstream(path, std::ios::binary) << bytes;
+  auto model = OpenModel(path, 2, Precision::kFast);
+  std::filesystem::remove(path);
+  return model;
+}
+
 class ServeTest : public testing::Test {
  protected:
   void SetUp() override {
-    model_ = OpenModel(TinyModelPath("llama"), 2, Precision::kFast);
+    model_ = OpenLongModel(4096);
+    ASSERT_NE(model_, nullptr);
     auto measured = Measure(*model_, RandomPrompt(400, 7), {});
     ASSERT_TRUE(measured.ok()) << measured.status().message();
     auto plan = MakePlan(*model_, *measured, "aligned", {3, 3, 1});
