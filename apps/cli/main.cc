@@ -23,7 +23,7 @@ struct CommandInfo {
   std::unique_ptr<Command> (*make)();
 };
 
-constexpr std::array<CommandInfo, 14> kCommands = {{
+constexpr std::array<CommandInfo, 15> kCommands = {{
     {"calibrate", "measure a model on text and write a plan of bit widths", MakeCalibrate},
     {"inspect", "show a model's metadata, or a plan's widths", MakeInspect},
     {"generate", "continue a prompt or answer a chat message", MakeGenerate},
@@ -38,6 +38,7 @@ constexpr std::array<CommandInfo, 14> kCommands = {{
     {"needle", "facts hidden in long texts, over lengths and depths", MakeNeedle},
     {"longbench", "the English tasks of LongBench, from their JSONL files", MakeLongBench},
     {"aime", "competition problems, several samples each: pass@1", MakeAime},
+    {"serve", "an HTTP server with OpenAI's API", MakeServe},
 }};
 
 int Main(int argc, char** argv) {

@@ -149,8 +149,8 @@ TEST_F(ServeTest, ASharedBeginningIsRunOnceAndChangesNoAnswer) {
 TEST_F(ServeTest, ThePrefixCacheGivesItsPagesToRequests) {
   cache_.max_tokens = 1024;
   Bench bench(*model_, &plan_, cache_, options_);
-  for (unsigned i = 0; i < 5; ++i) {
-    const RequestId id = bench.Submit(Greedy(RandomPrompt(900, i), 60));
+  for (const size_t prompt : {400, 900, 450, 890}) {  // of 16 pages, 15 for a long one
+    const RequestId id = bench.Submit(Greedy(RandomPrompt(prompt, static_cast<unsigned>(prompt)), 60));
     bench.Run();
     EXPECT_EQ(bench.answers[id].tokens.size(), 60u);
   }
