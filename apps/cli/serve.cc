@@ -46,13 +46,15 @@ class ServeCommand : public Command {
                    "prompt beginnings kept for later prompts (0: none)")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
-    app.add_option("--slot-save-path", service_.slot_folder, "folder of saved slots (default: none are saved)")
+    app.add_option("--slot-save-path", service_.slot_folder,
+                   "folder of saved slots (default: none are saved)")
         ->check(CLI::ExistingDirectory);
     app.add_option("--alias", service_.model_name, "the model's name for clients (default: its file's)");
     app.add_option("--max-connections", server_.max_connections, "connections at a time")
         ->check(CLI::Range(1, 1 << 16))
         ->capture_default_str();
-    AddSeconds(app, "--read-timeout", server_.read_timeout, "seconds for a request's header, and for its body");
+    AddSeconds(app, "--read-timeout", server_.read_timeout,
+               "seconds for a request's header, and for its body");
     AddSeconds(app, "--write-timeout", server_.write_timeout, "seconds that a client may not read");
     AddSeconds(app, "--drain-timeout", server_.drain_timeout, "seconds that running answers get at the end");
     app.add_flag("!--no-metrics", service_.metrics, "no /metrics");
@@ -63,9 +65,10 @@ class ServeCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     if (cache_.choice.simulated != nullptr) {
-      return Status(ErrorCode::kUnsupported,
-                    fmt::format("recipe {} is simulated, for comparisons: name a packed or an uncompressed one",
-                                cache_.choice.recipe));
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("recipe {} is simulated, for comparisons: name a packed or an uncompressed one",
+                      cache_.choice.recipe));
     }
     const int64_t context =
         scheduler_.max_sequence > 0 ? scheduler_.max_sequence : model->config().context_length;
@@ -76,8 +79,7 @@ class ServeCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<serve::Scheduler> scheduler,
                           serve::Scheduler::Create(*engine_context, scheduler_));
 
-    if (service_.model_name.empty())
-      service_.model_name = std::filesystem::path(model_.path).stem().string();
+    if (service_.model_name.empty()) service_.model_name = std::filesystem::path(model_.path).stem().string();
     service_.cache_name = cache_.Name();
     service_.version = BGTQ_VERSION;
     InstallStopHandler();
@@ -99,10 +101,13 @@ class ServeCommand : public Command {
   }
 
  private:
-  static void AddSeconds(CLI::App& app, const char* name, std::chrono::milliseconds& value, const char* what) {
+  static void AddSeconds(CLI::App& app, const char* name, std::chrono::milliseconds& value,
+                         const char* what) {
     app.add_option_function<double>(
            name,
-           [&value](double seconds) { value = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)); },
+           [&value](double seconds) {
+             value = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+           },
            fmt::format("{} (default {})", what, value.count() / 1000))
         ->check(CLI::Range(0.001, 86400.0));
   }

@@ -43,8 +43,8 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
     whole.exact_end = s->end();
     const bool split_codes = has_codes();
     const int64_t length = split_codes ? whole.code_end - whole.code_begin : whole.exact_end;
-    // Where a sequence is cut does not depend on what else is in the batch: its sums are then the same, to the
-    // bit, alone and among others.
+    // Where a sequence is cut does not depend on what else is in the batch: its sums are then the same, to
+    // the bit, alone and among others.
     const int64_t wanted = kTasksPerThread * pool.threads() / kv_heads + 1;
     const int64_t splits =
         s->count > 1 ? 1 : std::clamp<int64_t>(std::min(wanted, length / kMinSplitTokens), 1, wanted);

@@ -36,9 +36,10 @@ Completion::Completion(GenerationJob job, std::string model_name, std::shared_pt
       choices_(job_.requests.size()) {}
 
 void Completion::Start(boost::asio::io_context& io, serve::EngineThread& engine) {
-  auto ids = engine.Submit(std::move(job_.requests), [&io, self = shared_from_this()](const serve::Event& event) {
-    boost::asio::post(io, [self, event] { self->OnEvent(event); });
-  });
+  auto ids =
+      engine.Submit(std::move(job_.requests), [&io, self = shared_from_this()](const serve::Event& event) {
+        boost::asio::post(io, [self, event] { self->OnEvent(event); });
+      });
   if (!ids.ok()) {
     over_ = true;
     const bool full = ids.status().code() == ErrorCode::kOutOfMemory;
@@ -82,8 +83,7 @@ Json Completion::Logprobs(const std::vector<serve::NewToken>& tokens, size_t off
 
 void Completion::OnEvent(const serve::Event& event) {
   if (over_) return;
-  const size_t index =
-      static_cast<size_t>(std::ranges::find(ids_, event.request) - ids_.begin());
+  const size_t index = static_cast<size_t>(std::ranges::find(ids_, event.request) - ids_.begin());
   if (event.finished == serve::FinishReason::kFailed) return Fail(event.status);
   if (event.finished == serve::FinishReason::kCancelled)
     return Fail(Status(ErrorCode::kCancelled, "the server is shutting down"));

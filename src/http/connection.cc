@@ -19,7 +19,7 @@ namespace net = boost::asio;
 namespace beast = boost::beast;
 namespace bhttp = boost::beast::http;
 
-constexpr size_t kMaxPipelined = 64 << 10;      // bytes of later requests read while one is answered
+constexpr size_t kMaxPipelined = 64 << 10;          // bytes of later requests read while one is answered
 constexpr size_t kMaxDiscarded = size_t{64} << 20;  // of a refused request, read so that its client sees why
 constexpr std::chrono::milliseconds kLingerTime{3000};
 constexpr std::chrono::milliseconds kProbeEvery{1000};
@@ -39,9 +39,7 @@ Connection::Connection(net::ip::tcp::socket socket, Server& server)
 
 Connection::~Connection() { registry_->erase(this); }
 
-void Connection::RefuseAsFull() {
-  SendFinal(ErrorResponse(503, "too many connections: try again later"));
-}
+void Connection::RefuseAsFull() { SendFinal(ErrorResponse(503, "too many connections: try again later")); }
 
 void Connection::SetTimer(std::chrono::milliseconds timeout, void (Connection::*expired)()) {
   read_timer_.expires_after(timeout);
@@ -157,7 +155,8 @@ void Connection::BeginStream(const std::string& content_type) {
   bhttp::response<bhttp::empty_body> message(bhttp::status::ok, http11_ ? 11 : 10);
   message.set(bhttp::field::content_type, content_type);
   message.set(bhttp::field::cache_control, "no-cache");
-  keep_alive_ = keep_alive_ && http11_ && !server_.draining_;  // an older client's stream ends with the connection
+  keep_alive_ =
+      keep_alive_ && http11_ && !server_.draining_;  // an older client's stream ends with the connection
   message.keep_alive(keep_alive_);
   message.chunked(http11_);
   std::ostringstream text;
@@ -271,12 +270,13 @@ void Connection::Linger() {
 }
 
 void Connection::DiscardInput() {
-  socket_.async_read_some(buffer_.prepare(16 << 10), [self = shared_from_this()](error_code error, size_t got) {
-    if (self->closed_) return;
-    self->discarded_ += got;
-    if (error || self->discarded_ > kMaxDiscarded) return self->Close();
-    self->DiscardInput();
-  });
+  socket_.async_read_some(buffer_.prepare(16 << 10),
+                          [self = shared_from_this()](error_code error, size_t got) {
+                            if (self->closed_) return;
+                            self->discarded_ += got;
+                            if (error || self->discarded_ > kMaxDiscarded) return self->Close();
+                            self->DiscardInput();
+                          });
 }
 
 void Connection::Close() {

@@ -71,10 +71,10 @@ class Connection : public Reply, public std::enable_shared_from_this<Connection>
   size_t discarded_ = 0;
   std::function<void()> on_gone_;
   bool writing_ = false;
-  bool answering_ = false;   // a handler owes the rest of an answer
-  bool streaming_ = false;   // its header is out
-  bool probed_json_ = false; // the stream was begun by Probe, for an answer that will be sent whole
-  bool complete_ = false;    // the whole answer is in out_
+  bool answering_ = false;    // a handler owes the rest of an answer
+  bool streaming_ = false;    // its header is out
+  bool probed_json_ = false;  // the stream was begun by Probe, for an answer that will be sent whole
+  bool complete_ = false;     // the whole answer is in out_
   bool keep_alive_ = false;
   bool http11_ = true;
   bool timed_out_ = false;

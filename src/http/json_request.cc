@@ -24,8 +24,7 @@ Status Bad(const char* field, const std::string& wanted) {
 
 Result<Json> ParseObject(std::string_view body) {
   Result<Json> json = ParseBoundedJson(body, kMaxJsonBytes, kMaxJsonDepth);
-  if (!json.ok())
-    return Status(ErrorCode::kInvalidArgument, "the request body: " + json.status().message());
+  if (!json.ok()) return Status(ErrorCode::kInvalidArgument, "the request body: " + json.status().message());
   if (!json->is_object())
     return Status(ErrorCode::kInvalidArgument, "the request body: must be a JSON object");
   return json;
@@ -116,9 +115,8 @@ Status RefuseUnsupported(const Json& object) {
   BGTQ_RETURN_IF_ERROR(Refuse(object, "functions", empty));
   for (const char* field : {"suffix", "grammar", "json_schema", "audio"})
     BGTQ_RETURN_IF_ERROR(Refuse(object, field, never));
-  return Refuse(object, "response_format", [](const Json& v) {
-    return v.is_object() && v.contains("type") && v["type"] == "text";
-  });
+  return Refuse(object, "response_format",
+                [](const Json& v) { return v.is_object() && v.contains("type") && v["type"] == "text"; });
 }
 
 Status ReadLength(const Json& object, GenerationSettings* out) {

@@ -1,4 +1,5 @@
-// What a handler sees of a connection: the request that came, and the reply that it gives, whole or as a stream.
+// What a handler sees of a connection: the request that came, and the reply that it gives, whole or as a
+// stream.
 #pragma once
 
 #include <functional>

@@ -38,9 +38,7 @@ Json LogprobJson(const serve::TokenLogprob& token, const Tokenizer& tokenizer) {
 
 }  // namespace
 
-std::string Dump(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string Dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 Json ErrorJson(int http_status, const std::string& message, const std::string& type) {
   return {{"error",
@@ -110,7 +108,8 @@ Json ChatLogprobs(const std::vector<serve::NewToken>& tokens, const Tokenizer& t
   for (const serve::NewToken& token : tokens) {
     Json entry = LogprobJson(token.chosen, tokenizer);
     entry["top_logprobs"] = Json::array();
-    for (const serve::TokenLogprob& top : token.top) entry["top_logprobs"].push_back(LogprobJson(top, tokenizer));
+    for (const serve::TokenLogprob& top : token.top)
+      entry["top_logprobs"].push_back(LogprobJson(top, tokenizer));
     content.push_back(std::move(entry));
   }
   return {{"content", std::move(content)}};

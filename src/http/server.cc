@@ -11,20 +11,15 @@ namespace blockgtq::http {
 namespace {
 
 namespace net = boost::asio;
-using net::ip::tcp;
 using boost::system::error_code;
+using net::ip::tcp;
 
 constexpr std::chrono::milliseconds kPoll{50};  // of the stop request
 
 }  // namespace
 
 Server::Server(net::io_context& io, const ServerOptions& options, Handler& handler)
-    : io_(io),
-      options_(options),
-      handler_(handler),
-      acceptor_(io),
-      accept_timer_(io),
-      stop_timer_(io) {}
+    : io_(io), options_(options), handler_(handler), acceptor_(io), accept_timer_(io), stop_timer_(io) {}
 
 Server::~Server() = default;
 

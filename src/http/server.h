@@ -23,7 +23,7 @@ struct ServerOptions {
   size_t max_connections = 512;
   size_t max_header_bytes = 16 << 10;
   size_t max_body_bytes = 8 << 20;
-  size_t max_unread_bytes = 1 << 20;            // of an answer that the client does not read
+  size_t max_unread_bytes = 1 << 20;              // of an answer that the client does not read
   std::chrono::milliseconds read_timeout{15000};  // for a whole header, and for a whole body
   std::chrono::milliseconds idle_timeout{60000};  // between requests of one connection
   std::chrono::milliseconds write_timeout{30000};

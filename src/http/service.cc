@@ -237,7 +237,8 @@ void Service::Generate(const ReplyPtr& reply, std::function<Result<GenerationJob
         const int64_t prompt = static_cast<int64_t>(request.prompt.size());
         if (prompt < limit) continue;
         return reply->Send(ErrorResponse(
-            400, fmt::format("the prompt has {} tokens; prompt and answer may have {} together", prompt, limit),
+            400,
+            fmt::format("the prompt has {} tokens; prompt and answer may have {} together", prompt, limit),
             "exceed_context_size_error"));
       }
       std::make_shared<Completion>(std::move(**job), options_.model_name, reply, model_.tokenizer())

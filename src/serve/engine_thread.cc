@@ -30,9 +30,9 @@ Result<std::vector<RequestId>> EngineThread::Submit(std::vector<Request> request
     const std::lock_guard lock(mutex_);
     const int64_t waiting = stats_.waiting + submitted_;
     if (waiting + count > max_waiting_) {
-      return Status(ErrorCode::kOutOfMemory,
-                    fmt::format("{} requests wait already, of {} that may: try again later", waiting,
-                                max_waiting_));
+      return Status(
+          ErrorCode::kOutOfMemory,
+          fmt::format("{} requests wait already, of {} that may: try again later", waiting, max_waiting_));
     }
     for (Request& request : requests) {
       ids.push_back(next_id_++);

@@ -29,8 +29,8 @@ class PrefixCache {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  /// Tokens of the longest entry, at most max_tokens long, that `tokens` begins with; 0: none. keys: ChunkKeys
-  /// of tokens. Changes nothing.
+  /// Tokens of the longest entry, at most max_tokens long, that `tokens` begins with; 0: none. keys:
+  /// ChunkKeys of tokens. Changes nothing.
   int64_t Find(std::span<const Token> tokens, std::span<const uint64_t> keys, int64_t max_tokens) const;
   /// A new sequence with the `length` tokens that Find gave; the entry counts as used now. Errors: those of
   /// KvCache::ForkSequence.

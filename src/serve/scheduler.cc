@@ -20,13 +20,12 @@ Status Invalid(std::string message) { return Status(ErrorCode::kInvalidArgument,
 Result<std::unique_ptr<Scheduler>> Scheduler::Create(Context& context, const SchedulerOptions& options) {
   if (options.max_running < 1) return Invalid("the scheduler needs at least 1 request at a time");
   if (options.chunk < kPageTokens || options.chunk % kPageTokens != 0) {
-    return Invalid(fmt::format("prompt chunk of {} tokens: must be a multiple of {}", options.chunk,
-                               kPageTokens));
+    return Invalid(
+        fmt::format("prompt chunk of {} tokens: must be a multiple of {}", options.chunk, kPageTokens));
   }
   const int64_t model = context.model().config().context_length;
   const int64_t wanted = options.max_sequence > 0 ? options.max_sequence : model;
-  if (wanted > model)
-    return Invalid(fmt::format("a context of {} tokens: the model's is {}", wanted, model));
+  if (wanted > model) return Invalid(fmt::format("a context of {} tokens: the model's is {}", wanted, model));
   return std::unique_ptr<Scheduler>(
       new Scheduler(context, options, std::min(wanted, context.cache().options().max_tokens)));
 }
@@ -61,11 +60,12 @@ Status Scheduler::Check(const Request& request) const {
   if (request.max_new_tokens < 1)
     return Invalid(fmt::format("{} new tokens: must be at least 1", request.max_new_tokens));
   if (request.top_logprobs > options_.max_top_logprobs) {
-    return Invalid(fmt::format("{} logprobs a token: at most {}", request.top_logprobs,
-                               options_.max_top_logprobs));
+    return Invalid(
+        fmt::format("{} logprobs a token: at most {}", request.top_logprobs, options_.max_top_logprobs));
   }
   if (static_cast<int64_t>(request.stop.size()) > options_.max_stop_strings)
-    return Invalid(fmt::format("{} stop strings: at most {}", request.stop.size(), options_.max_stop_strings));
+    return Invalid(
+        fmt::format("{} stop strings: at most {}", request.stop.size(), options_.max_stop_strings));
   if (std::ranges::any_of(request.stop, &std::string::empty)) return Invalid("a stop string is empty");
   if (request.slot >= 0) BGTQ_RETURN_IF_ERROR(CheckSlot(request.slot));
   return request.sampler.Validate();
@@ -145,7 +145,8 @@ bool Scheduler::Ready(const Stream& stream) const {
 
 bool Scheduler::KeepsPrefix(const Stream& stream, int64_t boundary) const {
   const int64_t chunks = static_cast<int64_t>(stream.keys.size());
-  if (!stream.canonical || !stream.request.use_prefix_cache || boundary < 1 || boundary > chunks) return false;
+  if (!stream.canonical || !stream.request.use_prefix_cache || boundary < 1 || boundary > chunks)
+    return false;
   int64_t stride = 1;
   while (chunks / stride > kEntriesPerPrompt) stride *= 2;
   return boundary % stride == 0 || boundary == chunks ||
@@ -174,9 +175,8 @@ Status Scheduler::Begin(Stream& stream) {
 
 Status Scheduler::TakeBeginning(Stream& stream) {
   const int64_t most = stream.prompt_length() - 1;  // one token at least is run, for its logits
-  const int64_t cached = stream.request.use_prefix_cache
-                             ? prefixes_.Find(stream.request.prompt, stream.keys, most)
-                             : 0;
+  const int64_t cached =
+      stream.request.use_prefix_cache ? prefixes_.Find(stream.request.prompt, stream.keys, most) : 0;
   if (TakeSlot(stream, cached)) return Status::Ok();
   stream.canonical = true;
   if (cached > 0) {
@@ -295,9 +295,8 @@ void Scheduler::DrawTokens() {
   const auto logits = context_.Logits(sampled_rows);
   const size_t vocabulary = static_cast<size_t>(context_.model().config().vocabulary);
   for (size_t i = 0; i < sampled.size(); ++i) {
-    Result<NewToken> token = logits.ok()
-                                 ? sampled[i]->Sample(logits->subspan(i * vocabulary, vocabulary))
-                                 : Result<NewToken>(logits.status());
+    Result<NewToken> token = logits.ok() ? sampled[i]->Sample(logits->subspan(i * vocabulary, vocabulary))
+                                         : Result<NewToken>(logits.status());
     if (token.ok()) {
       Deliver(*sampled[i], std::move(*token));
     } else {

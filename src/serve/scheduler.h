@@ -21,10 +21,10 @@
 namespace blockgtq::serve {
 
 struct SchedulerOptions {
-  int max_running = 16;          // requests in one pass; also the number of slots
-  int64_t chunk = 256;           // prompt tokens a pass, of one request; a multiple of 64
-  int64_t max_sequence = 0;      // prompt and new tokens of a request; 0: the model's context length
-  size_t prefix_entries = 64;    // of the prefix cache; 0: off
+  int max_running = 16;        // requests in one pass; also the number of slots
+  int64_t chunk = 256;         // prompt tokens a pass, of one request; a multiple of 64
+  int64_t max_sequence = 0;    // prompt and new tokens of a request; 0: the model's context length
+  size_t prefix_entries = 64;  // of the prefix cache; 0: off
   int max_top_logprobs = 20;
   int64_t max_stop_strings = 16;
 };
@@ -111,8 +111,8 @@ class Scheduler {
   Status Begin(Stream& stream);
   /// The longest beginning of its prompt that is in the cache, or an empty sequence.
   Status TakeBeginning(Stream& stream);
-  /// Moves what the stream's slot keeps into the stream, where more than `better_than` tokens of its prompt are
-  /// there; else the slot's content goes.
+  /// Moves what the stream's slot keeps into the stream, where more than `better_than` tokens of its prompt
+  /// are there; else the slot's content goes.
   bool TakeSlot(Stream& stream, int64_t better_than);
   /// Undoes TakeBeginning.
   void ReturnBeginning(Stream& stream);
@@ -140,8 +140,8 @@ class Scheduler {
   PrefixCache prefixes_;
   Streams running_, waiting_;
   std::vector<Slot> slots_;
-  std::vector<Stream*> batch_;         // of the pass
-  std::vector<SequenceTokens> items_;  // [batch]
+  std::vector<Stream*> batch_;                      // of the pass
+  std::vector<SequenceTokens> items_;               // [batch]
   std::vector<std::pair<Stream*, int64_t>> draws_;  // streams that want a token, and their rows in the pass
   int64_t turn_ = 0;
   SchedulerStats counters_;

@@ -32,8 +32,7 @@ bool Scheduler::TakeSlot(Stream& stream, int64_t better_than) {
   Slot& slot = slots_[static_cast<size_t>(stream.request.slot)];
   if (!slot.sequence.has_value()) return false;
   const auto differ = std::ranges::mismatch(slot.tokens, stream.request.prompt);
-  const int64_t common =
-      std::min<int64_t>(differ.in1 - slot.tokens.begin(), stream.prompt_length() - 1);
+  const int64_t common = std::min<int64_t>(differ.in1 - slot.tokens.begin(), stream.prompt_length() - 1);
   if (common <= better_than || !cache_.Truncate(*slot.sequence, common).ok()) {
     ReleaseSlot(slot);
     return false;
@@ -69,7 +68,8 @@ void Scheduler::ReleaseSlot(Slot& slot) {
 bool Scheduler::DropIdleSlot() {
   Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
-    if (slot.sequence.has_value() && (oldest == nullptr || slot.last_used < oldest->last_used)) oldest = &slot;
+    if (slot.sequence.has_value() && (oldest == nullptr || slot.last_used < oldest->last_used))
+      oldest = &slot;
   }
   if (oldest == nullptr) return false;
   ReleaseSlot(*oldest);

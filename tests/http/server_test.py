@@ -86,6 +86,7 @@ def read_all(sock):
     while True:
         part = sock.recv(65536)
         if not part:
+            sock.close()
             return data
         data += part
 
@@ -246,8 +247,8 @@ class Api(unittest.TestCase):
         sock.recv(100)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.close()
-        self.server.wait_for("requests_running", 0)
-        self.assertEqual(self.server.metric("requests_cancelled_total"), before + 4)
+        self.server.wait_for("requests_cancelled_total", before + 4)
+        self.assertEqual(self.server.metric("requests_running"), 0)
 
     def test_a_header_without_end_and_a_body_too_large(self):
         with self.server.raw() as sock:
@@ -350,7 +351,23 @@ class Limits(unittest.TestCase):
         server.process.send_signal(signal.SIGTERM)
         self.assertIn(b"[DONE]", read_all(sock))
         self.assertEqual(read_all(idle), b"")
+        server.process.wait(timeout=60)
         self.assertEqual(server.stop(), 0)
+
+    def test_a_client_that_does_not_read_is_dropped(self):
+        server = Server()
+        try:
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", server.port))
+                sock.sendall(http_bytes("/v1/completions", greedy(490, stream=True, n=16, logprobs=20)))
+                deadline = time.time() + 30
+                while server.metric("requests_cancelled_total") == 0 and time.time() < deadline:
+                    time.sleep(0.05)
+                self.assertGreater(server.metric("requests_cancelled_total"), 0)
+            self.assertEqual(server.json("GET", "/health")[0], 200)
+        finally:
+            server.stop()
 
     def test_too_many_connections_are_told(self):
         server = Server("--max-connections", "2")
