@@ -43,7 +43,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void StreamEvent(size_t index, const serve::Event& event);
   void FinishStream();
   void FinishWhole();
-  nlohmann::json Frame(const char* chunk_or_whole) const;
+  nlohmann::json Frame(const char* chat_object) const;
   nlohmann::json Logprobs(const std::vector<serve::NewToken>& tokens, size_t offset) const;
   serve::Usage Total() const;
   void Emit(const nlohmann::json& value);

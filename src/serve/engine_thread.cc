@@ -37,7 +37,7 @@ Result<std::vector<RequestId>> EngineThread::Submit(std::vector<Request> request
     for (Request& request : requests) {
       ids.push_back(next_id_++);
       work_.emplace_back([id = ids.back(), request = std::move(request), sink](Scheduler& scheduler) mutable {
-        scheduler.Submit(id, std::move(request), std::move(sink));
+        scheduler.Submit(id, std::move(request), sink);
       });
     }
     submitted_ += count;

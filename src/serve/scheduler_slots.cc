@@ -88,6 +88,7 @@ Status Scheduler::CheckSlot(int slot) const {
 
 std::vector<SlotInfo> Scheduler::slots() const {
   std::vector<SlotInfo> all;
+  all.reserve(slots_.size());
   for (int i = 0; i < options_.max_running; ++i) {
     all.push_back({i, SlotBusy(i), static_cast<int64_t>(slots_[static_cast<size_t>(i)].tokens.size())});
   }

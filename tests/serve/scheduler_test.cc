@@ -58,6 +58,19 @@ TEST_F(ServeTest, LogprobsOfAStreamAreTheSameToTheBitInCompany) {
   }
 }
 
+TEST_F(ServeTest, ALongContextIsSplitTheSameWayInCompany) {
+  std::vector<Request> requests = {Greedy(RandomPrompt(2200, 1), 20)};
+  requests[0].top_logprobs = 0;
+  const Answer alone = Alone(requests)[0];
+  for (unsigned i = 2; i < 16; ++i) requests.push_back(Greedy(RandomPrompt(10, i), 150));  // they outlast it
+  Bench bench(*model_, &plan_, cache_, options_);
+  for (const Request& request : requests) bench.Submit(request);
+  while (!bench.answers[1].finished.has_value()) bench.scheduler().Step();
+  EXPECT_EQ(bench.scheduler().stats().running, 14);
+  for (size_t t = 0; t < alone.full.size(); ++t)
+    EXPECT_EQ(bench.answers[1].full[t].chosen.logprob, alone.full[t].chosen.logprob) << t;
+}
+
 TEST_F(ServeTest, LogprobsAreTheLogSoftmaxOfTheLogits) {
   const std::vector<Token> prompt = RandomPrompt(50, 1);
   Request request = Greedy(prompt, 1);
