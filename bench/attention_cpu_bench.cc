@@ -102,8 +102,8 @@ void Codes(benchmark::State& state, const PlanSpec& spec, int queries_count) {
   for (auto _ : state) {
     for (int h = 0; h < kHeads; ++h) {
       PrepareQueries(head, queries, kScale, prepared);
-      AttendCodes(head, prepared, 0, queries_count, records[h], 0, kTokens, nullptr, rope, scratch,
-                  out.data(), lse.data());
+      AttendCodes(head, prepared, 0, queries_count, records[h], 0, kTokens, {}, rope, scratch, out.data(),
+                  lse.data());
     }
     benchmark::DoNotOptimize(out.data());
   }
@@ -131,8 +131,7 @@ void Exact(benchmark::State& state, ExactType type, int queries_count) {
   std::vector<float> out(queries_count * kDim), lse(queries_count);
   for (auto _ : state) {
     for (int h = 0; h < kHeads; ++h) {
-      AttendExact(layout, queries, kScale, tiles[h], 0, kTokens, nullptr, scratch.data(), out.data(),
-                  lse.data());
+      AttendExact(layout, queries, kScale, tiles[h], 0, kTokens, {}, scratch.data(), out.data(), lse.data());
     }
     benchmark::DoNotOptimize(out.data());
   }

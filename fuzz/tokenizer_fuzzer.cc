@@ -19,7 +19,7 @@ using blockgtq::Token;
 using blockgtq::Tokenizer;
 using blockgtq::TokenizerVocab;
 
-constexpr std::string_view kPreTokenizers[] = {"smollm", "qwen2", "llama-bpe", "gpt-2"};
+constexpr std::string_view kPreTokenizers[] = {"deepseek-llm", "qwen2", "tekken", "gpt-2"};
 
 void Check(bool ok) {
   if (!ok) std::abort();
@@ -100,7 +100,7 @@ void FuzzVocabulary(std::string_view data, uint8_t choice) {
 }
 
 void FuzzChatTemplate(std::string_view jinja) {
-  const auto recognized = blockgtq::RecognizeTemplate(jinja);
+  const auto recognized = blockgtq::RecognizeTemplate(jinja, "</s>");
   if (!recognized.ok()) return;
   const std::vector<blockgtq::ChatMessage> messages = {{"user", std::string(jinja)}};
   Check(blockgtq::RenderChat(*recognized, messages).ok());

@@ -18,6 +18,7 @@ class Command {
 // One function a command, each in the file of its name.
 std::unique_ptr<Command> MakeCalibrate();
 std::unique_ptr<Command> MakeInspect();
+std::unique_ptr<Command> MakeConvert();
 std::unique_ptr<Command> MakeGenerate();
 std::unique_ptr<Command> MakePerplexity();
 std::unique_ptr<Command> MakeDiagnose();

@@ -125,16 +125,15 @@ class GenerateCommand : public Command {
 
   Result<std::vector<Token>> PromptTokens(const LoadedModel& model, const std::string& text) const {
     std::string rendered = text;
-    bool bos = false;
+    std::vector<Token> tokens;
     if (chat_) {
       BGTQ_ASSIGN_OR_RETURN(const RecognizedTemplate chat, model.chat_template());
       BGTQ_ASSIGN_OR_RETURN(rendered, RenderTurn(chat, text));
-      bos = BeginsWithBos(chat);
+      tokens = model.PromptStart(&chat);
+    } else {
+      tokens = model.PromptStart(nullptr);
     }
-    std::vector<Token> tokens;
-    if ((bos || model.tokenizer().add_bos()) && model.tokenizer().bos() >= 0 && !continues_) {
-      tokens.push_back(model.tokenizer().bos());
-    }
+    if (continues_) tokens.clear();
     const std::vector<Token> ids = model.tokenizer().Encode(rendered, chat_);
     tokens.insert(tokens.end(), ids.begin(), ids.end());
     return tokens;

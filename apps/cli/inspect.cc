@@ -9,33 +9,40 @@
 #include "src/engine/loaded_model.h"
 #include "src/eval/plan_picture.h"
 #include "src/formats/plan_file.h"
+#include "src/formats/safetensors.h"
 
 namespace blockgtq::cli {
 namespace {
 
-std::string ValueText(const GgufValue& value) {
-  struct Text {
-    std::string operator()(int64_t v) const { return fmt::format("{}", v); }
-    std::string operator()(double v) const { return fmt::format("{:g}", v); }
-    std::string operator()(bool v) const { return v ? "true" : "false"; }
-    std::string operator()(std::string_view v) const {
-      constexpr size_t kShown = 80;
-      std::string text(v.substr(0, kShown));
-      for (char& c : text)
-        c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;  // no terminal codes
-      return v.size() > kShown ? text + "..." : text;
-    }
-    std::string operator()(const GgufArray& v) const {
-      return fmt::format("[{} values]", std::visit([](const auto& list) { return list.size(); }, v.values));
-    }
-  };
+/// Of a value's alternatives, GgufValue's and ModelValue's.
+struct Text {
+  std::string operator()(int64_t v) const { return fmt::format("{}", v); }
+  std::string operator()(double v) const { return fmt::format("{:g}", v); }
+  std::string operator()(bool v) const { return v ? "true" : "false"; }
+  std::string operator()(const std::string& v) const { return (*this)(std::string_view(v)); }
+  std::string operator()(std::string_view v) const {
+    constexpr size_t kShown = 80;
+    std::string text(v.substr(0, kShown));
+    for (char& c : text)
+      c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;  // no terminal codes
+    return v.size() > kShown ? text + "..." : text;
+  }
+  template <typename T>
+  std::string operator()(const std::vector<T>& v) const {
+    return fmt::format("[{} values]", v.size());
+  }
+  std::string operator()(const GgufArray& v) const { return std::visit(*this, v.values); }
+};
+
+template <typename Value>
+std::string ValueText(const Value& value) {
   return std::visit(Text{}, value);
 }
 
 class InspectCommand : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    app.add_option("FILE", path_, "GGUF model or plan")->required();
+    app.add_option("FILE", path_, "model (GGUF, safetensors or a folder) or plan")->required();
     app.add_option("--plot", plot_, "draw a plan's widths as an SVG picture")->type_name("FILE.svg");
     json_.Add(app);
   }
@@ -44,41 +51,61 @@ class InspectCommand : public Command {
     NoteInput(path_);
     std::error_code ignored;
     std::string magic(4, '\0');
+    if (std::filesystem::is_directory(path_, ignored)) return InspectModel();
     if (std::filesystem::is_regular_file(path_, ignored))
       std::ifstream(path_, std::ios::binary).read(magic.data(), 4);
-    return magic == "GGUF" ? InspectModel() : InspectPlan();
+    if (magic == "GGUF") return InspectModel();
+    // A safetensors file is a plan unless it says otherwise.
+    const auto file = SafetensorsFile::Open(path_);
+    const bool is_plan = !file.ok() || (*file)->metadata().contains("bytes_per_token_per_head");
+    return is_plan ? InspectPlan() : InspectModel();
   }
 
  private:
   Status InspectModel() {
     if (!plot_.empty())
       return Status(ErrorCode::kInvalidArgument, "--plot draws a plan; " + path_ + " is a model");
-    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, LoadedModel::Open(path_, {}));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                          LoadedModel::Open(path_, {}, TokenizerUse::kIfThere));
     const ModelConfig& c = model->config();
     int64_t bytes = 0, parameters = 0;
     std::map<std::string, int> types;
-    for (const GgufTensor& tensor : model->file().tensors()) {
+    for (const ModelTensor& tensor : model->source().tensors()) {
       bytes += tensor.bytes;
-      parameters += tensor.view.rows * tensor.view.cols;
-      ++types[GetTensorType(tensor.view.type).name];
+      parameters += tensor.rows * tensor.cols;
+      ++types[GetTensorType(tensor.type()).name];
     }
     const int64_t half = int64_t{4} * c.head_dim * c.kv_heads * c.layers;
-    fmt::print("{}: GGUF v{}, {}, {:.1f} M parameters, {:.1f} MiB\n", path_, model->file().version(),
+    fmt::print("{}: {}, {}, {:.1f} M parameters, {:.1f} MiB\n", path_, model->source().format(),
                c.architecture, static_cast<double>(parameters) / 1e6, static_cast<double>(bytes) / 1048576);
     fmt::print(
         "{} layers, {} heads, {} KV heads, head dimension {}, embedding {}, feed-forward {}, vocabulary {}\n",
         c.layers, c.heads, c.kv_heads, c.head_dim, c.embedding, c.feed_forward, c.vocabulary);
     fmt::print("context {}, RoPE base {:g}, {} pairs, fp16 KV cache {} bytes a token\n", c.context_length,
                c.rope.freq_base, model->fingerprint().rope_pairing, half);
+    if (c.window > 0) {
+      int windowed = 0;
+      for (int l = 0; l < c.layers; ++l) windowed += c.window_of(l) > 0 ? 1 : 0;
+      fmt::print("sliding window of {} tokens in {} of {} layers", c.window, windowed, c.layers);
+      if (c.window_rope.has_value()) fmt::print(", RoPE base {:g} there", c.window_rope->freq_base);
+      fmt::print("\n");
+    }
+    if (c.experts.count > 0) {
+      fmt::print("{} experts of feed-forward {}, {} a token\n", c.experts.count, c.experts.feed_forward,
+                 c.experts.used);
+    }
     std::string type_list;
     for (const auto& [type, count] : types)
       type_list += fmt::format("{}{} {}", type_list.empty() ? "" : ", ", count, type);
     fmt::print("tensors: {}\n\n", type_list);
-    nlohmann::json metadata;
-    for (const auto& [key, value] : model->file().metadata()) {
-      fmt::print("{} = {}\n", key, ValueText(value));
-      metadata[key] = ValueText(value);
+    nlohmann::json metadata = nlohmann::json::object();
+    if (const GgufFile* gguf = model->source().gguf()) {
+      for (const auto& [key, value] : gguf->metadata()) metadata[key] = ValueText(value);
+    } else {
+      const ModelKeys& keys = model->source().keys();
+      for (const std::string& key : keys.Names()) metadata[key] = ValueText(*keys.Peek(key));
     }
+    for (const auto& [key, value] : metadata.items()) fmt::print("{} = {}\n", key, value.get<std::string>());
     return json_.Write({{"architecture", c.architecture},
                         {"layers", c.layers},
                         {"heads", c.heads},
@@ -89,6 +116,10 @@ class InspectCommand : public Command {
                         {"vocabulary", c.vocabulary},
                         {"context_length", c.context_length},
                         {"rope_freq_base", c.rope.freq_base},
+                        {"rotary_dims", c.rope.rotary_dims},
+                        {"sliding_window", c.window},
+                        {"experts", c.experts.count},
+                        {"experts_used", c.experts.used},
                         {"rope_pairing", model->fingerprint().rope_pairing},
                         {"parameters", parameters},
                         {"bytes", bytes},

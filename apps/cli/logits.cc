@@ -33,7 +33,7 @@ class LogitsCommand : public Command {
   Status Run() override {
     BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> ids, ReadTokenFile(ids_));
     if (ids.empty()) return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the list is empty", ids_));
-    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open(TokenizerUse::kIfThere));
     const int64_t limit =
         context_ > 0 ? std::min(context_, model->config().context_length) : model->config().context_length;
     if (static_cast<int64_t>(ids.size()) > limit) {

@@ -23,9 +23,10 @@ struct CommandInfo {
   std::unique_ptr<Command> (*make)();
 };
 
-constexpr std::array<CommandInfo, 14> kCommands = {{
+constexpr std::array<CommandInfo, 15> kCommands = {{
     {"calibrate", "measure a model on text and write a plan of bit widths", MakeCalibrate},
     {"inspect", "show a model's metadata, or a plan's widths", MakeInspect},
+    {"convert", "write a safetensors model as GGUF", MakeConvert},
     {"generate", "continue a prompt or answer a chat message", MakeGenerate},
     {"perplexity", "perplexity of a text, and the cache's distance from fp16", MakePerplexity},
     {"diagnose", "what recipes do to keys, layer by layer", MakeDiagnose},

@@ -30,7 +30,10 @@ CLI::Validator NotEmpty() {
 
 void ModelOptions::Add(CLI::App& app, const char* default_activations) {
   activations = default_activations;
-  app.add_option("-m,--model", path, "GGUF model file")->required()->check(NotEmpty())->type_name("MODEL");
+  app.add_option("-m,--model", path, "model: a GGUF file, or a folder with safetensors and config.json")
+      ->required()
+      ->check(NotEmpty())
+      ->type_name("MODEL");
   backend.device.clear();
   app.add_option("--device", backend.device, "cpu, cuda or cuda:N (default: cuda where it works)");
   app.add_option("-t,--threads", backend.threads, "threads (0: one a core)")->capture_default_str();
@@ -40,9 +43,9 @@ void ModelOptions::Add(CLI::App& app, const char* default_activations) {
       ->capture_default_str();
 }
 
-Result<std::unique_ptr<LoadedModel>> ModelOptions::Open() {
+Result<std::unique_ptr<LoadedModel>> ModelOptions::Open(TokenizerUse use) {
   NoteInput(path);
-  BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model, LoadedModel::Open(path, backend));
+  BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model, LoadedModel::Open(path, backend, use));
   const std::string fast(model->backend().fast_activations());
   if (activations != "float" && activations != "fast" && activations != fast) {
     return Status(ErrorCode::kUnsupported, fmt::format("--activations {}: {} has {} and float", activations,

@@ -20,7 +20,7 @@ struct ModelOptions {
   std::string activations;  // as asked for; after Open, what they are: "int8", "fp16" or "float"
   void Add(CLI::App& app, const char* default_activations);
   /// Opens the model; the first log line says the device.
-  Result<std::unique_ptr<LoadedModel>> Open();
+  Result<std::unique_ptr<LoadedModel>> Open(TokenizerUse use = TokenizerUse::kNeeded);
 };
 
 /// -K, -V, --recipe, --plan, --sinks, --recent, --no-buffer.

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "apps/cli/command.h"
 #include "apps/cli/options.h"
+#include "src/text/tokenizer_folder.h"
 
 namespace blockgtq::cli {
 namespace {
@@ -12,13 +14,20 @@ namespace {
 /// A model's tokenizer alone.
 struct TokenizerFile {
   std::string path;
-  std::unique_ptr<GgufFile> file;
   std::unique_ptr<Tokenizer> tokenizer;
   void Add(CLI::App& app) {
-    app.add_option("-m,--model", path, "GGUF model file")->required()->type_name("MODEL");
+    app.add_option("-m,--model", path, "GGUF model file, or a folder with tokenizer.json")
+        ->required()
+        ->type_name("MODEL");
   }
   Status Open() {
-    BGTQ_ASSIGN_OR_RETURN(file, GgufFile::Open(path));
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) {
+      BGTQ_ASSIGN_OR_RETURN(FolderTokenizer folder, LoadTokenizerFolder(path));
+      tokenizer = std::move(folder.tokenizer);
+      return Status::Ok();
+    }
+    BGTQ_ASSIGN_OR_RETURN(const auto file, GgufFile::Open(path));
     BGTQ_ASSIGN_OR_RETURN(tokenizer, Tokenizer::FromGguf(*file));
     return Status::Ok();
   }

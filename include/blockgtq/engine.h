@@ -19,7 +19,7 @@
 namespace blockgtq {
 
 struct EngineConfig {
-  std::string model_path;          // GGUF
+  std::string model_path;          // a GGUF file, or a folder with safetensors and config.json
   std::string device;              // "cpu"; empty: the best that works here
   int threads = 0;                 // 0: one a core
   std::string recipe = "aligned";  // aligned, paper, uniform, fp16, fp32

@@ -1,9 +1,59 @@
 // Bookkeeping that every backend shares.
 #include "src/backend/backend.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace blockgtq {
+namespace {
+
+Status Lacks(const Backend& backend, Operation operation) {
+  return {ErrorCode::kUnsupported, fmt::format("the {} backend has no {}: run with --device cpu",
+                                               backend.name(), OperationName(operation))};
+}
+
+}  // namespace
+
+std::string_view OperationName(Operation operation) {
+  switch (operation) {
+    case Operation::kNormHeads:
+      return "norms of queries and keys";
+    case Operation::kNormAdd:
+      return "norms after attention and feed-forward";
+    case Operation::kUnnormedInput:
+      return "feed-forward without a norm before it";
+    case Operation::kGeluGate:
+      return "GELU gate";
+    case Operation::kScaleRows:
+      return "scaled embeddings";
+    case Operation::kExperts:
+      return "mixture of experts";
+    case Operation::kSlidingWindow:
+      return "sliding-window attention";
+    case Operation::kRopesByLayer:
+      return "RoPE that differs by layer";
+  }
+  return "such operation";
+}
+
+Status RequireOperations(const Backend& backend, std::span<const Operation> needed, std::string_view what) {
+  for (const Operation operation : needed) {
+    if (!backend.Has(operation)) return Lacks(backend, operation).WithContext(std::string(what));
+  }
+  return Status::Ok();
+}
+
+Status Backend::NormHeads(const Norm&, int64_t, int64_t, Activations&) {
+  return Lacks(*this, Operation::kNormHeads);
+}
+Status Backend::NormAdd(const Activations&, const Norm&, int64_t, Activations&) {
+  return Lacks(*this, Operation::kNormAdd);
+}
+Status Backend::Scale(float, int64_t, Activations&) { return Lacks(*this, Operation::kScaleRows); }
+Status Backend::MixExperts(const ExpertMix&, const Activations&, int64_t, Activations&) {
+  return Lacks(*this, Operation::kExperts);
+}
 
 int64_t CodedEndAfter(const KvCache& cache, const BatchSlice& slice) {
   const int64_t before = cache.state(slice.sequence).coded_end;

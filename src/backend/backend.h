@@ -58,6 +58,45 @@ struct Norm {
   float epsilon = 0;
 };
 
+/// What the gate of a feed-forward goes through.
+enum class GateFunction {
+  kSilu,
+  kGeluTanh,  // 0.5 z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3)))
+};
+
+/// A gated feed-forward: y = D (f(G z) * (U z)).
+struct GatedWeights {
+  const Weight* gate = nullptr;  // [inner, cols]
+  const Weight* up = nullptr;
+  const Weight* down = nullptr;  // [cols, inner]
+};
+
+/// A mixture of gated feed-forwards: each row goes through the few experts that a router chooses for it.
+struct ExpertMix {
+  const Weight* router = nullptr;  // [experts, cols]
+  std::span<const GatedWeights> experts;
+  int64_t inner = 0;         // rows of every gate
+  int chosen = 0;            // experts a row: those of the largest router probabilities (softmax over all)
+  bool renormalise = false;  // the chosen probabilities are divided by their sum
+  float scale = 1;           // of every weight
+  GateFunction function = GateFunction::kSilu;
+};
+
+/// What some families need and a backend may lack. An architecture asks for all that it needs before it takes
+/// a weight (RequireOperations).
+enum class Operation {
+  kNormHeads,      // Backend::NormHeads
+  kNormAdd,        // Backend::NormAdd
+  kUnnormedInput,  // GatedMatMul without a norm
+  kGeluGate,       // GateFunction::kGeluTanh
+  kScaleRows,      // Backend::Scale
+  kExperts,        // Backend::MixExperts
+  kSlidingWindow,  // AttentionCall::window
+  kRopesByLayer,   // LayerRopes with more than one RopeConfig
+};
+/// "sliding-window attention": for messages.
+std::string_view OperationName(Operation operation);
+
 /// Consecutive rows of a batch that continue one sequence.
 struct BatchSlice {
   SequenceId sequence = 0;
@@ -98,6 +137,7 @@ struct AttentionCall {
   int layer = 0;
   int heads = 0;                         // query heads
   float scale = 1;                       // of the logits
+  int64_t window = 0;                    // a token sees itself and the window - 1 before it; 0: all
   const Activations* queries = nullptr;  // [rows, heads * head_dim], before RoPE, the model's pairing
   const Activations* keys = nullptr;     // [rows, kv_heads * head_dim]
   const Activations* values = nullptr;
@@ -134,9 +174,12 @@ class Backend {
   /// AttentionProbe).
   virtual bool has_attention_probes() const { return false; }
 
-  /// Prepares attention over `cache`, which must outlive the binding; `rope` is how positions rotate.
+  /// Operations beyond those that every backend has.
+  virtual bool Has(Operation) const { return false; }
+
+  /// Prepares attention over `cache`, which must outlive the binding; `ropes` is how positions rotate.
   /// Errors: kUnsupported when this backend has no kernel for the plan (names what).
-  virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) = 0;
+  virtual Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) = 0;
   virtual void SetPrecision(Precision precision) = 0;
   virtual Precision precision() const = 0;
   /// What Precision::kFast rounds activations to: "int8", "fp16".
@@ -153,9 +196,20 @@ class Backend {
   /// All products share the input x, or norm(x) where `norm` is not null.
   virtual void MatMul(std::span<const Product> products, const Activations& x, const Norm* norm,
                       int64_t rows) = 0;
-  /// inner = silu(G z) * (U z), z = norm(x): a gated feed-forward's first half.
-  virtual void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm,
-                           int64_t rows, Activations& inner) = 0;
+  /// inner = f(G z) * (U z), z = norm(x), or x where `norm` is null: a gated feed-forward's first half.
+  /// Errors: kUnsupported where Has says no.
+  virtual Status GatedMatMul(const GatedWeights& weights, GateFunction function, const Activations& x,
+                             const Norm* norm, int64_t rows, Activations& inner) = 0;
+  // Of the operations below, those that Has denies return kUnsupported.
+  /// Every `width` consecutive columns of x are normed on their own: a head, or a whole projection.
+  /// norm.weight: [width], which divides x's columns.
+  virtual Status NormHeads(const Norm& norm, int64_t width, int64_t rows, Activations& x);
+  /// x += norm(y).
+  virtual Status NormAdd(const Activations& y, const Norm& norm, int64_t rows, Activations& x);
+  /// x *= factor.
+  virtual Status Scale(float factor, int64_t rows, Activations& x);
+  /// y += the mixture's output for x. Of equal router probabilities the lower expert is chosen.
+  virtual Status MixExperts(const ExpertMix& mix, const Activations& x, int64_t rows, Activations& y);
   /// Rotates queries and keys, stores keys and values in the cache, attends. Every sequence's new
   /// tokens must have been reserved. The caller commits after the last layer, with CodedEndAfter. Errors:
   /// kNonFinite naming layer and position when a key or value is NaN or infinite; the sequence is then
@@ -169,6 +223,10 @@ class Backend {
   /// +infinity, or nothing above -infinity. Errors: as ReadRow.
   virtual Status LargestOfRows(const Activations& x, std::span<int32_t> out) = 0;
 };
+
+/// Errors: kUnsupported naming the backend and the first operation of `needed` that it lacks. `what`: whose
+/// need it is, for the message.
+Status RequireOperations(const Backend& backend, std::span<const Operation> needed, std::string_view what);
 
 /// Where a sequence's codes reach once a batch slice is stored in every layer.
 int64_t CodedEndAfter(const KvCache& cache, const BatchSlice& slice);

@@ -85,9 +85,9 @@ struct ModelFingerprint {
   int layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   double rope_freq_base = 0;
   int rotary_dims = 0;
-  std::string rope_pairing;       // "norm" or "neox"
-  std::string rope_scaling_hash;  // xxh3-64 of divisors, linear scale and attention factor, hex
-  std::string key_weights_hash;   // xxh3-64 of every layer's k-projection bytes, hex
+  std::string rope_pairing;       // "norm" or "neox": in GGUF files
+  std::string rope_scaling_hash;  // xxh3-64 of divisors (rounded), linear scale and attention factor, hex
+  std::string key_weights_hash;   // xxh3-64 of every layer's k-projection (models/fingerprint.cc), hex
   /// Every field in one line: what identifies the model of an uncompressed session.
   std::string Text() const;
   /// Ok, or kMismatch naming the first field that differs and both values.

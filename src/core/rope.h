@@ -29,6 +29,14 @@ struct RopeConfig {
   bool operator==(const RopeConfig&) const = default;
 };
 
+/// The RoPE of every layer. Most models have one; in some, layers with a sliding window have their own.
+struct LayerRopes {
+  std::vector<RopeConfig> configs;  // at least one
+  std::vector<uint8_t> of_layer{};  // index into configs; empty: configs[0] in every layer
+  int index(int layer) const { return of_layer.empty() ? 0 : of_layer[static_cast<size_t>(layer)]; }
+  const RopeConfig& operator[](int layer) const { return configs[static_cast<size_t>(index(layer))]; }
+};
+
 /// Angles per position of each block: [head_dim / 2], radians a token, double precision.
 std::vector<double> RopeFrequencies(const RopeConfig& config);
 

@@ -336,7 +336,8 @@ struct TileRange {
 template <int kQueries>
 HWY_NOINLINE void AttendTile(const PackedHead& head, const PreparedQueries::Impl& q, int query,
                              const Tile& tile, const float* phase, float* rotated, const TileRange& range,
-                             const int64_t* query_end, float* state, int64_t state_stride, Prefetcher& next) {
+                             const QueryBounds& bounds, float* state, int64_t state_stride,
+                             Prefetcher& next) {
   const PackedHead::Derived& d = *head.derived;
   const TileConstants& c = Constants();
   const int64_t passes = static_cast<int64_t>(d.passes.size());
@@ -360,8 +361,8 @@ HWY_NOINLINE void AttendTile(const PackedHead& head, const PreparedQueries::Impl
   alignas(64) uint8_t probabilities[kQueries * 64 * kPlanes];
   float factor[kQueries];
   for (int i = 0; i < kQueries; ++i) {
-    const int64_t end = query_end == nullptr ? range.end : std::min(range.end, query_end[i]);
-    const int first = static_cast<int>(std::max<int64_t>(range.begin - range.start, 0));
+    const int64_t begin = bounds.Begin(i, range.begin), end = bounds.End(i, range.end);
+    const int first = static_cast<int>(std::max<int64_t>(begin - range.start, 0));
     const int last = static_cast<int>(std::min<int64_t>(end - range.start, kPageTokens));
     uint8_t* row = probabilities + i * 64 * kPlanes;
     next.Step();
@@ -414,7 +415,7 @@ void Finish(const PackedHead& head, const float* state, float* out, float* lse) 
 
 void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int first, int count,
                   std::span<const std::byte* const> records, int64_t begin, int64_t end,
-                  const int64_t* query_end, const RopeTable& rope, CodesScratch::Impl& scratch, float* out,
+                  const QueryBounds& bounds, const RopeTable& rope, CodesScratch::Impl& scratch, float* out,
                   float* lse) {
   const PackedHead::Derived& d = *head.derived;
   const TileConstants& c = Constants();
@@ -431,9 +432,7 @@ void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int fi
   std::memset(state, 0, sizeof(float) * state_stride * count);
   for (int i = 0; i < count; ++i) state[i * state_stride] = kMasked;
 
-  int64_t last = begin;  // of what any query sees
-  for (int i = 0; i < count; ++i)
-    last = std::max(last, query_end == nullptr ? end : std::min(end, query_end[i]));
+  const int64_t last = bounds.LastEnd(count, begin, end);
   const Tile tile = {keys, values, norms, value_log2, value_inverse};
   for (int64_t start = begin / kPageTokens * kPageTokens; start < last; start += kPageTokens) {
     const uint8_t* record = reinterpret_cast<const uint8_t*>(records[start / kPageTokens]);
@@ -459,22 +458,22 @@ void AttendCodesT(const PackedHead& head, const PreparedQueries::Impl& q, int fi
     const TileRange range = {start, begin, last};
     for (int i = 0; i < count; i += kQueryBlock) {
       const int block = std::min(count - i, kQueryBlock);
-      const int64_t* ends = query_end == nullptr ? nullptr : query_end + i;
-      if (ends != nullptr && *std::max_element(ends, ends + block) <= std::max(start, begin)) continue;
+      const QueryBounds of_block = bounds.From(i);
+      if (!of_block.AnySees(block, std::max(start, begin), std::min(start + kPageTokens, last))) continue;
       float* at = state + i * state_stride;
       float* rotated = phase + 2 * d.mean_stride;
       switch (block) {
         case 1:
-          AttendTile<1>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
+          AttendTile<1>(head, q, first + i, tile, phase, rotated, range, of_block, at, state_stride, next);
           break;
         case 2:
-          AttendTile<2>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
+          AttendTile<2>(head, q, first + i, tile, phase, rotated, range, of_block, at, state_stride, next);
           break;
         case 3:
-          AttendTile<3>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
+          AttendTile<3>(head, q, first + i, tile, phase, rotated, range, of_block, at, state_stride, next);
           break;
         default:
-          AttendTile<4>(head, q, first + i, tile, phase, rotated, range, ends, at, state_stride, next);
+          AttendTile<4>(head, q, first + i, tile, phase, rotated, range, of_block, at, state_stride, next);
       }
     }
   }
@@ -493,10 +492,10 @@ HWY_EXPORT(AttendCodesT);
 
 void AttendCodes(const PackedHead& head, const PreparedQueries& queries, int first, int count,
                  std::span<const std::byte* const> records, int64_t begin, int64_t end,
-                 const int64_t* query_end, const RopeTable& rope, CodesScratch& scratch, float* out,
+                 const QueryBounds& bounds, const RopeTable& rope, CodesScratch& scratch, float* out,
                  float* lse) {
   HWY_DYNAMIC_DISPATCH(AttendCodesT)
-  (head, queries.impl(), first, count, records, begin, end, query_end, rope, scratch.impl(), out, lse);
+  (head, queries.impl(), first, count, records, begin, end, bounds, rope, scratch.impl(), out, lse);
 }
 
 }  // namespace blockgtq::cpu

@@ -11,6 +11,7 @@
 #include "src/codec/plan.h"
 #include "src/codec/record.h"
 #include "src/core/rope.h"
+#include "src/cpu/query_bounds.h"
 
 namespace blockgtq::cpu {
 
@@ -66,7 +67,7 @@ void PrepareQueries(const PackedHead& head, std::span<const float* const> querie
 /// Attends prepared queries [first, first + count) to tokens [begin, end) of the sequence.
 ///
 /// records    record of tokens 64 j .. 64 j + 63 at records[j]; only tiles that [begin, end) touches are read
-/// query_end  nullptr, or [count]: query i sees tokens [begin, min(end, query_end[i]))
+/// bounds     of the `count` queries, within [begin, end)
 /// rope       the table, reserved past `end` (the mean's phase: R_64j)
 /// out        [count, value_dims] in the rotated value space, normalised (sums of P w / sum of P)
 /// lse        [count] natural log of the sum of exp(logit); -infinity (and out = 0) for a query that sees no
@@ -75,7 +76,7 @@ void PrepareQueries(const PackedHead& head, std::span<const float* const> querie
 ///           reference that rounds q and P the same way.
 void AttendCodes(const PackedHead& head, const PreparedQueries& queries, int first, int count,
                  std::span<const std::byte* const> records, int64_t begin, int64_t end,
-                 const int64_t* query_end, const RopeTable& rope, CodesScratch& scratch, float* out,
+                 const QueryBounds& bounds, const RopeTable& rope, CodesScratch& scratch, float* out,
                  float* lse);
 
 /// out [head_dim] = T_v' rotated [value_dims].

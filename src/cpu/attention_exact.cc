@@ -147,7 +147,7 @@ struct TileRange {
 
 template <class E, int kQueries>
 HWY_NOINLINE void AttendTile(const typename E::Type* keys, int dim, const TileRange& range,
-                             const float* queries, const int64_t* query_end, float* logits, float* state,
+                             const float* queries, const QueryBounds& bounds, float* logits, float* state,
                              int64_t state_stride) {
   const int stride = range.last - range.first;
   int t = range.first;
@@ -161,8 +161,8 @@ HWY_NOINLINE void AttendTile(const typename E::Type* keys, int dim, const TileRa
   }
   float factor[kQueries];
   for (int i = 0; i < kQueries; ++i) {
-    const int64_t end = query_end == nullptr ? range.end : std::min(range.end, query_end[i]);
-    const int first = static_cast<int>(std::max<int64_t>(range.begin - range.start - range.first, 0));
+    const int64_t begin = bounds.Begin(i, range.begin), end = bounds.End(i, range.end);
+    const int first = static_cast<int>(std::max<int64_t>(begin - range.start - range.first, 0));
     const int last = static_cast<int>(std::min<int64_t>(end - range.start - range.first, stride));
     if (first >= last) {
       std::fill_n(logits + i * stride, stride, 0.0f);
@@ -190,27 +190,26 @@ HWY_NOINLINE void AttendTile(const typename E::Type* keys, int dim, const TileRa
 
 template <class E>
 HWY_INLINE void AttendBlocks(const typename E::Type* tile, int dim, const TileRange& range,
-                             const float* queries, const int64_t* query_end, int count, float* logits,
+                             const float* queries, const QueryBounds& bounds, int count, float* logits,
                              float* state, int64_t state_stride) {
   for (int i = 0; i < count; i += kBlock) {
     const int block = std::min(count - i, kBlock);
-    const int64_t* ends = query_end == nullptr ? nullptr : query_end + i;
-    if (ends != nullptr && *std::max_element(ends, ends + block) <= std::max(range.start, range.begin))
-      continue;
+    const QueryBounds of_block = bounds.From(i);
+    if (!of_block.AnySees(block, range.begin, range.end)) continue;
     const float* q = queries + static_cast<int64_t>(i) * dim;
     float* at = state + i * state_stride;
     switch (block) {
       case 1:
-        AttendTile<E, 1>(tile, dim, range, q, ends, logits, at, state_stride);
+        AttendTile<E, 1>(tile, dim, range, q, of_block, logits, at, state_stride);
         break;
       case 2:
-        AttendTile<E, 2>(tile, dim, range, q, ends, logits, at, state_stride);
+        AttendTile<E, 2>(tile, dim, range, q, of_block, logits, at, state_stride);
         break;
       case 3:
-        AttendTile < E, kBlock<3 ? 1 : 3>(tile, dim, range, q, ends, logits, at, state_stride);
+        AttendTile < E, kBlock<3 ? 1 : 3>(tile, dim, range, q, of_block, logits, at, state_stride);
         break;
       default:
-        AttendTile < E, kBlock<4 ? 1 : 4>(tile, dim, range, q, ends, logits, at, state_stride);
+        AttendTile < E, kBlock<4 ? 1 : 4>(tile, dim, range, q, of_block, logits, at, state_stride);
     }
   }
 }
@@ -223,7 +222,7 @@ void WidenTile(const hwy::float16_t* tile, int dim, const TileRange& range, floa
 
 void AttendExactT(const ExactLayout& layout, std::span<const float* const> queries, float scale,
                   std::span<const std::byte* const> tiles, int64_t begin, int64_t end,
-                  const int64_t* query_end, float* scratch, float* out, float* lse) {
+                  const QueryBounds& bounds, float* scratch, float* out, float* lse) {
   const int dim = layout.head_dim, tokens = layout.tile_tokens;
   const int count = static_cast<int>(queries.size());
   const int64_t state_stride = kStateOutputs + dim;
@@ -237,9 +236,7 @@ void AttendExactT(const ExactLayout& layout, std::span<const float* const> queri
   std::fill_n(state, count * state_stride, 0.0f);
   for (int i = 0; i < count; ++i) state[i * state_stride] = kMasked;
 
-  int64_t last = begin;
-  for (int i = 0; i < count; ++i)
-    last = std::max(last, query_end == nullptr ? end : std::min(end, query_end[i]));
+  const int64_t last = bounds.LastEnd(count, begin, end);
   // Widening a half tile once pays when several blocks of queries read it.
   const bool widen = layout.type == ExactType::kHalf && count > 2 * kBlock && tokens <= kStepTokens;
   const auto attend = [&](const std::byte* tile, int64_t start, int64_t from, int64_t to) HWY_ATTR {
@@ -247,13 +244,13 @@ void AttendExactT(const ExactLayout& layout, std::span<const float* const> queri
     range.first = static_cast<int>(from - start) / 16 * 16;
     range.last = (static_cast<int>(to - start) + 15) / 16 * 16;
     if (layout.type == ExactType::kFloat) {
-      AttendBlocks<FloatElement>(reinterpret_cast<const float*>(tile), dim, range, scaled, query_end, count,
+      AttendBlocks<FloatElement>(reinterpret_cast<const float*>(tile), dim, range, scaled, bounds, count,
                                  logits, state, state_stride);
     } else if (widen) {
       WidenTile(reinterpret_cast<const hwy::float16_t*>(tile), dim, range, wide);
-      AttendBlocks<FloatElement>(wide, dim, range, scaled, query_end, count, logits, state, state_stride);
+      AttendBlocks<FloatElement>(wide, dim, range, scaled, bounds, count, logits, state, state_stride);
     } else {
-      AttendBlocks<HalfElement>(reinterpret_cast<const hwy::float16_t*>(tile), dim, range, scaled, query_end,
+      AttendBlocks<HalfElement>(reinterpret_cast<const hwy::float16_t*>(tile), dim, range, scaled, bounds,
                                 count, logits, state, state_stride);
     }
   };
@@ -333,9 +330,9 @@ int64_t ExactScratchFloats(int head_dim, int count) {
 
 void AttendExact(const ExactLayout& layout, std::span<const float* const> queries, float scale,
                  std::span<const std::byte* const> tiles, int64_t begin, int64_t end,
-                 const int64_t* query_end, float* scratch, float* out, float* lse) {
+                 const QueryBounds& bounds, float* scratch, float* out, float* lse) {
   HWY_DYNAMIC_DISPATCH(AttendExactT)
-  (layout, queries, scale, tiles, begin, end, query_end, scratch, out, lse);
+  (layout, queries, scale, tiles, begin, end, bounds, scratch, out, lse);
 }
 
 }  // namespace blockgtq::cpu

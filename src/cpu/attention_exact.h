@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "src/cpu/query_bounds.h"
+
 namespace blockgtq::cpu {
 
 enum class ExactType { kHalf, kFloat };
@@ -30,12 +32,12 @@ void LoadExact(const ExactLayout& layout, const std::byte* tile, int slot, float
 /// tiles[j]; only tiles that [begin, end) touches are read.
 ///
 /// queries    [count] pointers to [head_dim] post-RoPE, block order, unscaled
-/// query_end  nullptr, or [count]: query i sees tokens [begin, min(end, query_end[i]))
+/// bounds     of the queries, within [begin, end)
 /// out        [count, head_dim] normalised; lse [count] natural log; -infinity and 0 for a query that sees no
 /// token scratch    ExactScratchFloats(head_dim, count) floats
 void AttendExact(const ExactLayout& layout, std::span<const float* const> queries, float scale,
                  std::span<const std::byte* const> tiles, int64_t begin, int64_t end,
-                 const int64_t* query_end, float* scratch, float* out, float* lse);
+                 const QueryBounds& bounds, float* scratch, float* out, float* lse);
 int64_t ExactScratchFloats(int head_dim, int count);
 
 }  // namespace blockgtq::cpu

@@ -32,12 +32,14 @@ void AttentionOp::Impl::Rotate(const AttentionCall& call) {
     rows = std::max(rows, s.first_row + s.count);
     last = std::max(last, s.first_position + s.count);
   }
+  RopeTable& rope = this->rope();
   rope.Reserve(last + kPageTokens);
   q_rot.resize(static_cast<size_t>(rows) * query_heads * dim);
   k_rot.resize(static_cast<size_t>(rows) * kv_heads * dim);
-  // Rotation keeps a pair's length: a key within half of fp16's range stays in it.
-  const float limit =
-      tile_layout.type == ExactType::kHalf ? kLargestHalf / 2 : std::numeric_limits<float>::max();
+  // Rotation keeps a pair's length but for the factor: a key within half of fp16's range stays in it.
+  const float limit = tile_layout.type == ExactType::kHalf
+                          ? kLargestHalf / 2 / std::max(1.0f, rope.config().attention_factor)
+                          : std::numeric_limits<float>::max();
   const auto rotate_row = [&](const BatchSlice& s, int64_t i) {
     const int64_t row = s.first_row + i, position = s.first_position + i;
     for (int h = 0; h < query_heads; ++h)
@@ -58,6 +60,7 @@ void AttentionOp::Impl::Rotate(const AttentionCall& call) {
 }
 
 void AttentionOp::Impl::Observe(const AttentionCall& call) {
+  const RopeTable& rope = this->rope();
   for (const BatchSlice& s : call.slices) {
     std::vector<float> q(static_cast<size_t>(s.count) * query_heads * dim);
     std::vector<float> k(static_cast<size_t>(s.count) * kv_heads * dim), v(k.size());
@@ -73,8 +76,8 @@ void AttentionOp::Impl::Observe(const AttentionCall& call) {
   }
 }
 
-AttentionOp::AttentionOp(ThreadPool& pool, KvCache& cache, const RopeConfig& rope)
-    : impl_(std::make_unique<Impl>(pool, cache, rope)) {}
+AttentionOp::AttentionOp(ThreadPool& pool, KvCache& cache, const LayerRopes& ropes)
+    : impl_(std::make_unique<Impl>(pool, cache, ropes)) {}
 AttentionOp::~AttentionOp() = default;
 
 Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries, const CpuActivations& keys,
@@ -84,6 +87,7 @@ Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries
   m.query_heads = call.heads;
   m.group = call.heads / m.kv_heads;
   m.scale = call.scale;
+  m.window = call.window;
   m.q_in = &queries;
   m.k_in = &keys;
   m.v_in = &values;

@@ -13,7 +13,7 @@ namespace blockgtq::cpu {
 class AttentionOp {
  public:
   /// pool and cache must outlive the op; the cache's plan (if any) matches its geometry.
-  AttentionOp(ThreadPool& pool, KvCache& cache, const RopeConfig& rope);
+  AttentionOp(ThreadPool& pool, KvCache& cache, const LayerRopes& ropes);
   ~AttentionOp();
 
   /// The operation of Backend::Attention. queries [rows, heads * D], keys and values [rows, kv_heads * D],

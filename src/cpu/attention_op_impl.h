@@ -2,6 +2,7 @@
 // (attention_store.cc), and the attention itself, cut into tasks (attention_tasks.cc).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <vector>
@@ -35,14 +36,18 @@ struct AttentionWorker {
   SimulatedCodes::Scratch simulated;
   PreparedQueries prepared;
   std::vector<const float*> queries;
-  std::vector<int64_t> query_end;
+  std::vector<int64_t> query_begin, query_end;
   std::vector<const std::byte*> tiles;
   std::vector<float> out, lse, part, part_lse, rotated, exact_scratch, key, value;
 };
 
 struct AttentionOp::Impl {
-  Impl(ThreadPool& pool, KvCache& cache, const RopeConfig& rope_config)
-      : pool(pool), cache(cache), rope(rope_config), workers(static_cast<size_t>(pool.threads())) {
+  Impl(ThreadPool& pool, KvCache& cache, const LayerRopes& layer_ropes)
+      : pool(pool),
+        cache(cache),
+        rope_of_layer(layer_ropes.of_layer),
+        workers(static_cast<size_t>(pool.threads())) {
+    for (const RopeConfig& config : layer_ropes.configs) ropes.emplace_back(config);
     const CacheGeometry& g = cache.geometry();
     dim = g.head_dim;
     kv_heads = g.kv_heads;
@@ -53,21 +58,32 @@ struct AttentionOp::Impl {
     sink_layout = {ExactType::kHalf, dim, has_codes() ? cache.sink_tile_tokens() : 0};
     if (packed) {
       heads.reserve(cache.plan()->heads.size());
-      for (const HeadPlan& plan : cache.plan()->heads) heads.push_back(PackedHead::Make(plan, rope));
+      for (size_t h = 0; h < cache.plan()->heads.size(); ++h) {
+        heads.push_back(PackedHead::Make(cache.plan()->heads[h], RopeOf(static_cast<int>(h) / kv_heads)));
+      }
     }
   }
 
   bool has_codes() const { return packed || simulated; }  // tokens become codes as they age
   const PackedHead& head(int kv_head) const { return heads[static_cast<size_t>(layer) * kv_heads + kv_head]; }
+  RopeTable& RopeOf(int l) {
+    return ropes[rope_of_layer.empty() ? 0 : rope_of_layer[static_cast<size_t>(l)]];
+  }
+  RopeTable& rope() { return RopeOf(layer); }
   float* RotatedQuery(int64_t row, int h) { return &q_rot[(row * query_heads + h) * dim]; }
   float* RotatedKey(int64_t row, int h) { return &k_rot[(row * kv_heads + h) * dim]; }
 
   void Rotate(const AttentionCall& call);
   void Observe(const AttentionCall& call);
   void StoreSegment(const std::vector<Segment*>& wave);
+  /// The first token that the token at `position` sees.
+  int64_t FirstSeen(int64_t position) const {
+    return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
+  }
   void MakeTasks(const std::vector<Segment*>& wave);
   void PointAtQueries(const AttentionTask& task, AttentionWorker& w);
   void PrepareSplitQueries();
+  QueryBounds Bounds(bool causal, const AttentionWorker& w) const;
   void AttendTaskCodes(const AttentionTask& task, int64_t rows, AttentionWorker& w);
   void RunTask(const AttentionTask& task, AttentionWorker& w);
   void MergeSplitTasks();
@@ -86,7 +102,8 @@ struct AttentionOp::Impl {
 
   ThreadPool& pool;
   KvCache& cache;
-  RopeTable rope;
+  std::vector<RopeTable> ropes;
+  std::vector<uint8_t> rope_of_layer;  // empty: ropes[0]
   std::vector<PackedHead> heads;
   std::vector<AttentionWorker> workers;
   int dim = 0, kv_heads = 0;
@@ -96,6 +113,7 @@ struct AttentionOp::Impl {
   // State of the call in progress.
   int layer = 0, query_heads = 0, group = 0;
   float scale = 1;
+  int64_t window = 0;
   const CpuActivations *q_in = nullptr, *k_in = nullptr, *v_in = nullptr;
   CpuActivations* out = nullptr;
   std::atomic<int64_t> bad_position{0};

@@ -42,7 +42,7 @@ void AttentionOp::Impl::Encode(const Segment& s, int kv_head, int64_t begin, int
   }
   std::byte* record = cache.PageHead(s.slice->sequence, layer, kv_head, begin / kPageTokens);
   const int count = static_cast<int>(end - begin);
-  if (!EncodeKeys(head(kv_head), rope, keys, stride, count, begin, w.codes, record) ||
+  if (!EncodeKeys(head(kv_head), rope(), keys, stride, count, begin, w.codes, record) ||
       !EncodeValues(head(kv_head), values, stride, count, begin, w.codes, record)) {
     NoteNonFinite(begin);
   }

@@ -41,8 +41,10 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
     whole.sinks = whole.code_begin > 0;
     whole.exact_begin = coded;
     whole.exact_end = s->end();
+    const int64_t seen = FirstSeen(s->position);  // by the only row, where tasks are split
     const bool split_codes = has_codes();
-    const int64_t length = split_codes ? whole.code_end - whole.code_begin : whole.exact_end;
+    const int64_t length = std::max<int64_t>(
+        split_codes ? whole.code_end - std::max(whole.code_begin, seen) : whole.exact_end - seen, 0);
     const int64_t wanted =
         kTasksPerThread * pool.threads() / (static_cast<int64_t>(wave.size()) * kv_heads) + 1;
     const int64_t splits =
@@ -56,11 +58,15 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
         task.exact_end = std::min(task.exact_end, s->position + first + task.count);
         if (s->sees_own_codes) task.code_end = std::min(task.code_end, s->position + first + task.count);
         if (s->sees_own_codes) task.exact_begin = task.exact_end = 0;
+        const int64_t first_seen = FirstSeen(s->position + first);
+        task.sinks = task.sinks && first_seen < sinks;
+        task.code_begin = std::max(task.code_begin, first_seen);
+        task.exact_begin = std::max(task.exact_begin, first_seen);
         if (splits == 1) {
           tasks.push_back(task);
           continue;
         }
-        const int64_t begin = split_codes ? task.code_begin : 0,
+        const int64_t begin = split_codes ? task.code_begin : task.exact_begin,
                       end = split_codes ? task.code_end : task.exact_end;
         const int64_t step =
             ((end - begin + splits - 1) / splits + kPageTokens - 1) / kPageTokens * kPageTokens;
@@ -112,24 +118,29 @@ void AttentionOp::Impl::PrepareSplitQueries() {
   });
 }
 
+/// What a task's queries see: `causal` where the range may hold tokens after them.
+QueryBounds AttentionOp::Impl::Bounds(bool causal, const AttentionWorker& w) const {
+  return {window > 0 ? w.query_begin.data() : nullptr, causal ? w.query_end.data() : nullptr};
+}
+
 /// Attention of a task's queries over its codes, to w.out and w.lse.
 void AttentionOp::Impl::AttendTaskCodes(const AttentionTask& task, int64_t rows, AttentionWorker& w) {
   const Segment& s = *task.segment;
-  const int64_t* query_end = s.sees_own_codes ? w.query_end.data() : nullptr;
+  const QueryBounds bounds = Bounds(s.sees_own_codes, w);
   w.tiles.resize((task.code_end - 1) / kPageTokens + 1);
   for (int64_t t = task.code_begin / kPageTokens; t < static_cast<int64_t>(w.tiles.size()); ++t) {
     w.tiles[t] = cache.PageHead(s.slice->sequence, layer, task.kv_head, t);
   }
   if (simulated) {
     AttendExact(SimulatedCodes::Layout(cache), w.queries, scale, w.tiles, task.code_begin, task.code_end,
-                query_end, w.exact_scratch.data(), w.out.data(), w.lse.data());
+                bounds, w.exact_scratch.data(), w.out.data(), w.lse.data());
     return;
   }
   const PackedHead& packed_head = head(task.kv_head);
   w.rotated.resize(static_cast<size_t>(rows) * packed_head.value_dims);
   if (task.prepared < 0) PrepareQueries(packed_head, w.queries, scale, w.prepared);
   AttendCodes(packed_head, task.prepared < 0 ? w.prepared : split_queries[task.prepared], 0,
-              static_cast<int>(rows), w.tiles, task.code_begin, task.code_end, query_end, rope, w.codes,
+              static_cast<int>(rows), w.tiles, task.code_begin, task.code_end, bounds, rope(), w.codes,
               w.rotated.data(), w.lse.data());
   for (int64_t r = 0; r < rows; ++r) {
     UnrotateValue(packed_head, &w.rotated[r * packed_head.value_dims], &w.out[r * dim]);
@@ -142,7 +153,12 @@ void AttentionOp::Impl::RunTask(const AttentionTask& task, AttentionWorker& w) {
   const int64_t first_row = s.slice->first_row + s.first + task.first;
   PointAtQueries(task, w);
   w.query_end.resize(rows);
-  for (int64_t i = 0; i < rows; ++i) w.query_end[i] = s.position + task.first + i / group + 1;
+  w.query_begin.resize(rows);
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t position = s.position + task.first + i / group;
+    w.query_begin[i] = FirstSeen(position);
+    w.query_end[i] = position + 1;
+  }
   w.out.assign(static_cast<size_t>(rows) * dim, 0.0f);
   w.lse.assign(static_cast<size_t>(rows), kNoTokens);
   w.part.resize(static_cast<size_t>(rows) * dim);
@@ -154,9 +170,8 @@ void AttentionOp::Impl::RunTask(const AttentionTask& task, AttentionWorker& w) {
   if (task.sinks) {
     const std::byte* tile = cache.SinkTile(sequence, layer, task.kv_head);
     AttendExact(sink_layout, w.queries, scale, {&tile, 1}, 0,
-                std::min<int64_t>(cache.options().sinks, task.code_begin),
-                s.sees_own_codes ? w.query_end.data() : nullptr, w.exact_scratch.data(), w.part.data(),
-                w.part_lse.data());
+                std::min<int64_t>(cache.options().sinks, s.sees_own_codes ? s.end() : s.coded),
+                Bounds(s.sees_own_codes, w), w.exact_scratch.data(), w.part.data(), w.part_lse.data());
     MergePart(rows, dim, w.part.data(), w.part_lse.data(), w.out.data(), w.lse.data());
   }
   if (task.exact_end > task.exact_begin) {
@@ -164,7 +179,7 @@ void AttentionOp::Impl::RunTask(const AttentionTask& task, AttentionWorker& w) {
     for (int64_t t = task.exact_begin / kPageTokens; t < static_cast<int64_t>(w.tiles.size()); ++t) {
       w.tiles[t] = ExactTile(s, task.kv_head, t);
     }
-    AttendExact(tile_layout, w.queries, scale, w.tiles, task.exact_begin, task.exact_end, w.query_end.data(),
+    AttendExact(tile_layout, w.queries, scale, w.tiles, task.exact_begin, task.exact_end, Bounds(true, w),
                 w.exact_scratch.data(), w.part.data(), w.part_lse.data());
     MergePart(rows, dim, w.part.data(), w.part_lse.data(), w.out.data(), w.lse.data());
   }

@@ -8,12 +8,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <thread>
 #include <vector>
 
 #include "src/cpu/attention_op.h"
 #include "src/cpu/elementwise.h"
+#include "src/cpu/expert_mix.h"
 #include "src/cpu/matmul.h"
 
 namespace blockgtq::cpu {
@@ -38,7 +40,7 @@ class CpuWeight : public Weight {
 };
 
 struct CpuCacheBinding : CacheBinding {
-  CpuCacheBinding(ThreadPool& pool, KvCache& cache, const RopeConfig& rope) : op(pool, cache, rope) {}
+  CpuCacheBinding(ThreadPool& pool, KvCache& cache, const LayerRopes& ropes) : op(pool, cache, ropes) {}
   AttentionOp op;
 };
 
@@ -91,8 +93,9 @@ class CpuBackend : public Backend {
 
   bool has_simulated_caches() const override { return true; }
   bool has_attention_probes() const override { return true; }
-  Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) override {
-    return std::unique_ptr<CacheBinding>(new CpuCacheBinding(pool_, cache, rope));
+  bool Has(Operation) const override { return true; }
+  Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
+    return std::unique_ptr<CacheBinding>(new CpuCacheBinding(pool_, cache, ropes));
   }
   void SetPrecision(Precision precision) override {
     mode_ = precision == Precision::kFloat ? ActivationMode::kFloat : ActivationMode::kInt8;
@@ -131,13 +134,70 @@ class CpuBackend : public Backend {
     cpu::MatMul(pool_, mode_, outputs_, input.row(0), rows, x.cols(), scratch_);
   }
 
-  void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm, int64_t rows,
-                   Activations& inner) override {
-    CpuActivations& second = Scratch(up_, inner.rows(), inner.cols());
-    const std::array<Product, 2> products = {Product{&gate, nullptr, &inner}, Product{&up, nullptr, &second}};
-    MatMul(products, x, &norm, rows);
+  Status GatedMatMul(const GatedWeights& weights, GateFunction function, const Activations& x,
+                     const Norm* norm, int64_t rows, Activations& inner) override {
+    CpuActivations& second = Scratch(up_[inner.cols()], inner.rows(), inner.cols());
+    const std::array<Product, 2> products = {Product{weights.gate, nullptr, &inner},
+                                             Product{weights.up, nullptr, &second}};
+    MatMul(products, x, norm, rows);
     const int64_t n = inner.cols();
-    ForRows(rows, n, [&](int64_t r) { cpu::SiluMul(Cast(inner).row(r), second.row(r), n); });
+    const auto gate = function == GateFunction::kSilu ? cpu::SiluMul : cpu::GeluTanhMul;
+    ForRows(rows, n, [&](int64_t r) { gate(Cast(inner).row(r), second.row(r), n); });
+    return Status::Ok();
+  }
+
+  Status NormHeads(const Norm& norm, int64_t width, int64_t rows, Activations& x) override {
+    const float* weight = Cast(*norm.weight).vector();
+    ForRows(rows, x.cols(), [&](int64_t r) {
+      float* row = Cast(x).row(r);
+      for (int64_t c = 0; c < x.cols(); c += width)
+        cpu::RmsNorm(row + c, weight, norm.epsilon, width, row + c);
+    });
+    return Status::Ok();
+  }
+
+  Status NormAdd(const Activations& y, const Norm& norm, int64_t rows, Activations& x) override {
+    const CpuActivations& normed = Normed(y, norm, rows);
+    const int64_t n = x.cols();
+    ForRows(rows, n, [&](int64_t r) { cpu::Add(normed.row(r), n, Cast(x).row(r)); });
+    return Status::Ok();
+  }
+
+  Status Scale(float factor, int64_t rows, Activations& x) override {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = Cast(x).row(r);
+      for (int64_t c = 0; c < x.cols(); ++c) row[c] *= factor;
+    }
+    return Status::Ok();
+  }
+
+  Status MixExperts(const ExpertMix& mix, const Activations& x, int64_t rows, Activations& y) override {
+    const int experts = static_cast<int>(mix.experts.size());
+    const int64_t n = x.cols();
+    CpuActivations& logits = Scratch(router_, x.rows(), experts);
+    const Product product{mix.router, nullptr, &logits};
+    MatMul({&product, 1}, x, nullptr, rows);
+    const auto shares = ShareRows(logits.row(0), rows, experts, mix.chosen, mix.renormalise, mix.scale);
+    CpuActivations& taken = Scratch(taken_, x.rows(), n);
+    CpuActivations& inner = Scratch(inner_, x.rows(), mix.inner);
+    CpuActivations& result = Scratch(result_, x.rows(), n);
+    for (int e = 0; e < experts; ++e) {  // in this order whatever the batch: a row's sum is always the same
+      const std::vector<ExpertShare>& share = shares[static_cast<size_t>(e)];
+      const GatedWeights& expert = mix.experts[static_cast<size_t>(e)];
+      const auto count = static_cast<int64_t>(share.size());
+      if (count == 0) continue;
+      for (int64_t i = 0; i < count; ++i)
+        std::memcpy(taken.row(i), Cast(x).row(share[static_cast<size_t>(i)].row), sizeof(float) * n);
+      BGTQ_RETURN_IF_ERROR(GatedMatMul(expert, mix.function, taken, nullptr, count, inner));
+      const Product down{expert.down, nullptr, &result};
+      MatMul({&down, 1}, inner, nullptr, count);
+      for (int64_t i = 0; i < count; ++i) {
+        const ExpertShare& s = share[static_cast<size_t>(i)];
+        float* to = Cast(y).row(s.row);
+        for (int64_t c = 0; c < n; ++c) to[c] += s.weight * result.row(i)[c];
+      }
+    }
+    return Status::Ok();
   }
 
   Status Attention(const AttentionCall& call) override {
@@ -188,7 +248,9 @@ class CpuBackend : public Backend {
   ActivationMode mode_ = ActivationMode::kInt8;
   MatMulScratch scratch_;
   std::vector<MatMulOutput> outputs_;
-  std::unique_ptr<CpuActivations> normed_, up_;
+  std::unique_ptr<CpuActivations> normed_;
+  std::map<int64_t, std::unique_ptr<CpuActivations>> up_;  // by columns: experts and dense layers differ
+  std::unique_ptr<CpuActivations> router_, taken_, inner_, result_;  // of a mixture of experts
 };
 
 }  // namespace

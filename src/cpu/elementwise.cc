@@ -101,15 +101,32 @@ HWY_INLINE VF SiluTimes(VF gate, VF up) {
   return hn::Mul(hn::Div(gate, denominator), up);
 }
 
-void SiluMulTarget(float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, int64_t n) {
+// 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), so GELU's tanh form is z times a sigmoid.
+HWY_INLINE VF GeluTimes(VF gate, VF up) {
+  const DF df;
+  const VF cubic = hn::MulAdd(hn::Mul(hn::Mul(gate, gate), gate), hn::Set(df, 0.044715f), gate);
+  const VF denominator =
+      hn::Add(hn::Set(df, 1.0f), Exp(hn::Mul(cubic, hn::Set(df, -1.5957691216057308f))));  // 2 sqrt(2 / pi)
+  return hn::Mul(hn::Div(gate, denominator), up);
+}
+
+template <VF (*kTimes)(VF, VF)>
+HWY_INLINE void GateMul(float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, int64_t n) {
   const DF df;
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    hn::StoreU(SiluTimes(hn::LoadU(df, gate + i), hn::LoadU(df, up + i)), df, gate + i);
+    hn::StoreU(kTimes(hn::LoadU(df, gate + i), hn::LoadU(df, up + i)), df, gate + i);
   }
   if (i == n) return;
-  const VF last = SiluTimes(LoadPartial(gate + i, n - i, 0), LoadPartial(up + i, n - i, 0));
+  const VF last = kTimes(LoadPartial(gate + i, n - i, 0), LoadPartial(up + i, n - i, 0));
   StorePartial(last, n - i, gate + i);
+}
+
+void SiluMulTarget(float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, int64_t n) {
+  GateMul<SiluTimes>(gate, up, n);
+}
+void GeluTanhMulTarget(float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, int64_t n) {
+  GateMul<GeluTimes>(gate, up, n);
 }
 
 void AddTarget(const float* HWY_RESTRICT x, int64_t n, float* HWY_RESTRICT y) {
@@ -160,6 +177,7 @@ namespace blockgtq::cpu {
 
 HWY_EXPORT(RmsNormTarget);
 HWY_EXPORT(SiluMulTarget);
+HWY_EXPORT(GeluTanhMulTarget);
 HWY_EXPORT(AddTarget);
 HWY_EXPORT(LogSumExpTarget);
 
@@ -167,6 +185,9 @@ void RmsNorm(const float* x, const float* weight, float epsilon, int64_t n, floa
   HWY_DYNAMIC_DISPATCH(RmsNormTarget)(x, weight, epsilon, n, y);
 }
 void SiluMul(float* gate, const float* up, int64_t n) { HWY_DYNAMIC_DISPATCH(SiluMulTarget)(gate, up, n); }
+void GeluTanhMul(float* gate, const float* up, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(GeluTanhMulTarget)(gate, up, n);
+}
 void Add(const float* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(AddTarget)(x, n, y); }
 double LogSumExp(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LogSumExpTarget)(x, n); }
 

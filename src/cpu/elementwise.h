@@ -9,6 +9,8 @@ namespace blockgtq::cpu {
 void RmsNorm(const float* x, const float* weight, float epsilon, int64_t n, float* y);
 /// gate = silu(gate) * up, [n].
 void SiluMul(float* gate, const float* up, int64_t n);
+/// gate = gelu(gate) * up, [n], with GELU's tanh form: 0.5 z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))).
+void GeluTanhMul(float* gate, const float* up, int64_t n);
 /// y += x, [n].
 void Add(const float* x, int64_t n, float* y);
 /// log(sum exp(x)) of [n], stable.

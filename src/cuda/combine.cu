@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
   const WorkerSpan span = p.spans[pair];
   const QueryRows rows = RowsOf(p, work_head);
   ValueTransform<kHeadDim, kWarps> transform;
-  transform.Load(p, kv_head, true);
+  if (kSm90) transform.Load(p, kv_head, true);  // on sm_80, registers for it are lacking here
   const float value_scale = p.heads[kv_head].header.value_scale;
   WaitForPreviousKernel();
   LetNextKernelStart();
@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
     AttendExactTiles<kHeadDim, kWarps, kSlots>(p, sequence, work_head, coded_end, length, 0, 1, loads,
                                                scratch, exact, exact_states);
   }
+  if (!kSm90) transform.Load(p, kv_head, true);
   constexpr int kChunks = kHeadDim / 32;
   for (int task = WarpIndex(); task < rows.count * kChunks; task += kWarps) {
     MergePartials(p, static_cast<size_t>(pair) + span.first, span.count, task / kChunks, task % kChunks,

@@ -81,10 +81,14 @@ class CudaBackend : public Backend {
   CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
   int64_t prompt_batch() const override { return kPromptBatch; }
 
-  Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const RopeConfig& rope) override {
+  Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
+    if (ropes.configs.size() > 1) {
+      const Operation needed = Operation::kRopesByLayer;
+      return RequireOperations(*this, {&needed, 1}, "this model");
+    }
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,
                           AttentionOp::Create(
-                              *device_, [this] { return Flash(); }, cache, rope));
+                              *device_, [this] { return Flash(); }, cache, ropes.configs[0]));
     return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(op)));
   }
   void SetPrecision(Precision precision) override {
@@ -146,24 +150,33 @@ class CudaBackend : public Backend {
     Products(norm != nullptr ? Normed(x, *norm, rows) : Cast(x), rows);
   }
 
-  void GatedMatMul(const Weight& gate, const Weight& up, const Activations& x, const Norm& norm, int64_t rows,
-                   Activations& inner) override {
+  Status GatedMatMul(const GatedWeights& weights, GateFunction function, const Activations& x,
+                     const Norm* norm, int64_t rows, Activations& inner) override {
+    if (function != GateFunction::kSilu || norm == nullptr) {
+      const Operation needed = norm == nullptr ? Operation::kUnnormedInput : Operation::kGeluGate;
+      return RequireOperations(*this, {&needed, 1}, "this model");
+    }
     CudaActivations& out = Cast(inner);
-    const CudaActivations& input = Normed(x, norm, rows);
+    const CudaActivations& input = Normed(x, *norm, rows);
     CudaActivations& second = Scratch(up_, inner.rows(), inner.cols());
     Note(out.BecomeFull());
     Note(second.BecomeFull());
-    items_ = {Item(gate, out, 1), Item(up, second, 1)};
+    items_ = {Item(*weights.gate, out, 1), Item(*weights.up, second, 1)};
     Products(input, rows);
     Note(out.BecomeHalves(precision_ == Precision::kFloat, kInnerScale));
     Launch([&] {
       return LaunchSiluMul(out.full(), second.full(), rows * inner.cols(), out.high(), Low(out), true,
                            device_->stream());
     });
+    return Status::Ok();
   }
 
   Status Attention(const AttentionCall& call) override {
     BGTQ_RETURN_IF_ERROR(error_);
+    if (call.window != 0) {
+      const Operation needed = Operation::kSlidingWindow;
+      return RequireOperations(*this, {&needed, 1}, "this model");
+    }
     CudaActivations& out = Cast(*call.out);
     BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
     return static_cast<CudaCacheBinding*>(call.cache)

@@ -91,56 +91,46 @@ __device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& 
   }
 }
 
-/// Sum over the cluster's blocks of one dim of one head, for 32 dims a warp: asked for by Load, so that two
-/// of them wait for the other blocks' memory together.
+/// Sum over the cluster's blocks of one dim of one head, for 32 dims a warp.
 struct ClusterSum {
-  static constexpr int kChunk = 8;
-  float value = 0, largest = 0, total = 0;  // after Reduce
-
-  __device__ __forceinline__ void Load(const float* part, const SoftmaxState* state, int blocks) {
-    const int lane = threadIdx.x & 31;
-    address_ = SharedAddress(part);
-    state_ = {kNoLogit, 0};
-    if (lane < blocks) {
-      const uint32_t from = ClusterAddress(SharedAddress(state), lane);
-      state_ = {LoadCluster(from), LoadCluster(from + 4)};
-    }
-    LoadChunk(0, blocks);
+  float value, largest, total;
+};
+__device__ __forceinline__ ClusterSum SumCluster(const float* part, const SoftmaxState* state, int blocks) {
+  constexpr int kChunk = 8;
+  const int lane = threadIdx.x & 31;
+  const uint32_t part_address = SharedAddress(part), state_address = SharedAddress(state);
+  SoftmaxState s = {kNoLogit, 0};
+  if (lane < blocks) {
+    const uint32_t from = ClusterAddress(state_address, lane);
+    s = {LoadCluster(from), LoadCluster(from + 4)};
   }
-
-  __device__ __forceinline__ void Reduce(int blocks) {
-    largest = state_.largest;
-#pragma unroll
-    for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) {
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-    }
-    largest = __shfl_sync(~0u, largest, 0);
-    const float weight = Exp2(state_.largest - largest);
-    total = state_.sum * weight;
-#pragma unroll
-    for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
-    total = __shfl_sync(~0u, total, 0);
+  ClusterSum sum = {0, 0, 0};
+  float weight = 0;
 #pragma unroll 1
-    for (int r0 = 0;;) {
-#pragma unroll
-      for (int r = 0; r < kChunk; ++r) value = fmaf(held_[r], __shfl_sync(~0u, weight, r0 + r), value);
-      r0 += kChunk;
-      if (r0 >= blocks) break;
-      LoadChunk(r0, blocks);
-    }
-  }
-
- private:
-  __device__ __forceinline__ void LoadChunk(int r0, int blocks) {
+  for (int r0 = 0; r0 < blocks; r0 += kChunk) {
+    float held[kChunk];
 #pragma unroll
     for (int r = 0; r < kChunk; ++r) {
-      held_[r] = r0 + r < blocks ? LoadCluster(ClusterAddress(address_, r0 + r)) : 0.0f;
+      held[r] = r0 + r < blocks ? LoadCluster(ClusterAddress(part_address, r0 + r)) : 0.0f;
     }
+    if (r0 == 0) {  // while the values are on their way
+      sum.largest = s.largest;
+#pragma unroll
+      for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) {
+        sum.largest = fmaxf(sum.largest, __shfl_xor_sync(~0u, sum.largest, o));
+      }
+      sum.largest = __shfl_sync(~0u, sum.largest, 0);
+      weight = Exp2(s.largest - sum.largest);
+      sum.total = s.sum * weight;
+#pragma unroll
+      for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) sum.total += __shfl_xor_sync(~0u, sum.total, o);
+      sum.total = __shfl_sync(~0u, sum.total, 0);
+    }
+#pragma unroll
+    for (int r = 0; r < kChunk; ++r) sum.value = fmaf(held[r], __shfl_sync(~0u, weight, r0 + r), sum.value);
   }
-  uint32_t address_;
-  SoftmaxState state_;
-  float held_[kChunk];
-};
+  return sum;
+}
 
 /// Merges the cluster's blocks for the heads that this block finishes.
 template <int kWarps, int kHeadDim, int kSlots>
@@ -151,14 +141,12 @@ __device__ __forceinline__ void MergeCluster(const MergeShared& m, int rank, int
 #pragma unroll 1
   for (int task = warp; task < heads * kChunks; task += kWarps) {
     const int column = task / kChunks, d = task % kChunks * 32 + lane, head = rank + column * blocks;
-    ClusterSum coded, e;
-    coded.Load(m.part + head * kHeadDim + d, m.part_states + head, blocks);
-    if (exact) e.Load(m.part + (kSlots + head) * kHeadDim + d, m.part_states + kSlots + head, blocks);
-    coded.Reduce(blocks);
+    const ClusterSum coded = SumCluster(m.part + head * kHeadDim + d, m.part_states + head, blocks);
     float log_sum = CodedLogSum(coded.largest, coded.total);
     float coded_factor = coded.total > 0 ? __fdividef(value_scale, coded.total) : 0.0f, exact_value = 0;
     if (exact) {
-      e.Reduce(blocks);
+      const ClusterSum e =
+          SumCluster(m.part + (kSlots + head) * kHeadDim + d, m.part_states + kSlots + head, blocks);
       if (e.total > 0) {
         const float exact_log_sum = e.largest + Log2(e.total), top = fmaxf(log_sum, exact_log_sum);
         const float coded_weight = Exp2(log_sum - top), exact_weight = Exp2(exact_log_sum - top);

@@ -117,10 +117,27 @@ Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration>
   return plan;
 }
 
+SimulatedHeads SimulatePlan(const ModelConfig& config, const Plan& plan, const std::string& recipe_name) {
+  const LayerRopes ropes = config.ropes();
+  std::vector<std::shared_ptr<const RopeTable>> tables;
+  for (const RopeConfig& rope : ropes.configs) tables.push_back(std::make_shared<RopeTable>(rope));
+  SimulatedHeads simulated{recipe_name, config.layers, config.kv_heads, config.head_dim, {}};
+  for (size_t h = 0; h < plan.heads.size(); ++h) {
+    const int rope = ropes.index(static_cast<int>(h) / config.kv_heads);
+    simulated.heads.push_back(SimulatePlannedHead(plan.heads[h], tables[static_cast<size_t>(rope)]));
+  }
+  return simulated;
+}
+
 Result<SimulatedHeads> MakeSimulated(const LoadedModel& model, std::span<const HeadCalibration> measured,
                                      const std::string& recipe_name, const RecipeOptions& bits) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   const ModelConfig& config = model.config();
+  if (!recipe->twin_of.empty()) {
+    BGTQ_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, measured, std::string(recipe->twin_of), bits));
+    return SimulatePlan(config, plan, recipe_name);
+  }
+  BGTQ_RETURN_IF_ERROR(RequireOneRope(config, "recipe " + recipe_name));
   return Simulate(*recipe,
                   {config.layers, config.kv_heads, std::make_shared<RopeTable>(config.rope), measured}, bits);
 }
@@ -145,10 +162,15 @@ Status CheckRecipeBits(const LoadedModel& model, const Recipe& recipe, const Rec
 
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text,
                                              int64_t tokens_wanted) {
-  std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
-  if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0) {
-    tokens.insert(tokens.begin(), model.tokenizer().bos());
+  if (!model.has_tokenizer()) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{}: a plan is made from text, and this model has no tokenizer that this build "
+                              "reads; name a plan with --plan, or an uncompressed cache with --recipe fp16",
+                              model.path()));
   }
+  std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
+  const std::vector<Token> start = model.PromptStart(nullptr);
+  tokens.insert(tokens.begin(), start.begin(), start.end());
   const int64_t wanted = std::min(tokens_wanted, model.config().context_length);
   if (static_cast<int64_t>(tokens.size()) > wanted)
     tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));

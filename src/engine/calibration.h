@@ -26,7 +26,7 @@ struct CalibrationOptions {
 Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options);
 
 /// The tokens that calibration measures: the start of the text, at most `tokens` and the model's context.
-/// Errors: kInvalidArgument when they are fewer than 64.
+/// Errors: kInvalidArgument when they are fewer than 64; kUnsupported without a tokenizer.
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text, int64_t tokens);
 
 /// The two halves of Calibrate, for several plans from one measurement: every head, [layers * kv_heads].
@@ -34,6 +34,8 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
                                              const std::function<void(double)>& progress);
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits);
+/// What a plan's codes would read as.
+SimulatedHeads SimulatePlan(const ModelConfig& config, const Plan& plan, const std::string& recipe_name);
 /// A simulated recipe (or a packed one's twin) from the same measurement, which may be empty where the recipe
 /// needs none. Errors: those of Simulate.
 Result<SimulatedHeads> MakeSimulated(const LoadedModel& model, std::span<const HeadCalibration> measured,

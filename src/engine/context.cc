@@ -21,7 +21,8 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   of_model.model = model.fingerprint().Text();
   of_model.memory = &model.backend().cache_memory();
   BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), of_model, plan));
-  BGTQ_ASSIGN_OR_RETURN(context->binding_, model.backend().BindCache(*context->cache_, model.config().rope));
+  BGTQ_ASSIGN_OR_RETURN(context->binding_,
+                        model.backend().BindCache(*context->cache_, model.config().ropes()));
   return context;
 }
 
@@ -40,6 +41,12 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
     const int64_t count = static_cast<int64_t>(item.tokens.size());
     slices_.push_back({item.sequence, static_cast<int64_t>(tokens_.size()), count,
                        cache_->state(item.sequence).length, options.strict});
+    if (slices_.back().first_position + count > config.max_positions) {
+      return Status(ErrorCode::kUnsupported,
+                    fmt::format("{} tokens: this model's RoPE changes past {} (longrope or dynamic scaling), "
+                                "which this build does not support",
+                                slices_.back().first_position + count, config.max_positions));
+    }
     tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
   }
   for (size_t i = 0; i < slices_.size(); ++i) {

@@ -86,13 +86,6 @@ struct Engine::Impl {
     generation.ended = result->reason == StopReason::kEnd;
     return generation;
   }
-
-  /// What a new conversation starts with.
-  std::vector<Token> Beginning(bool with_bos) const {
-    const Tokenizer& tokenizer = model->tokenizer();
-    if ((with_bos || tokenizer.add_bos()) && tokenizer.bos() >= 0) return {tokenizer.bos()};
-    return {};
-  }
 };
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
@@ -153,7 +146,7 @@ Result<Generation> Engine::Complete(ConversationId conversation, std::string_vie
   BGTQ_ASSIGN_OR_RETURN(Conversation * c, impl_->Find(conversation));
   if (text.empty())
     return Status(ErrorCode::kInvalidArgument, "the text is empty: there is nothing to continue");
-  std::vector<Token> added = c->tokens.empty() ? impl_->Beginning(false) : std::vector<Token>();
+  std::vector<Token> added = c->tokens.empty() ? impl_->model->PromptStart(nullptr) : std::vector<Token>();
   const std::vector<Token> ids = impl_->model->tokenizer().Encode(text, false);
   added.insert(added.end(), ids.begin(), ids.end());
   return impl_->Continue(*c, added, config, on_piece);
@@ -171,7 +164,7 @@ Result<Generation> Engine::Chat(ConversationId conversation, std::string_view me
     if (!config.system.empty()) messages.push_back({"system", config.system});
     messages.push_back({"user", std::string(message)});
     BGTQ_ASSIGN_OR_RETURN(rendered, RenderChat(chat, messages));
-    added = impl_->Beginning(BeginsWithBos(chat));
+    added = impl_->model->PromptStart(&chat);
   } else {
     BGTQ_ASSIGN_OR_RETURN(rendered, RenderNextTurn(chat, message));
   }

@@ -12,7 +12,14 @@ namespace blockgtq {
 std::string BitsName(double k_bits, double v_bits) { return fmt::format("K{:g}V{:g}", k_bits, v_bits); }
 
 std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice) {
-  std::string name = model_path + ".";
+  std::string name = model_path;
+  const std::filesystem::path last = std::filesystem::path(model_path).filename();
+  if (last.empty() || last == "." || last == "..") {  // a folder that is not called by its name
+    std::error_code failed;
+    const std::filesystem::path full = std::filesystem::canonical(model_path, failed);
+    if (!failed) name = full.string();
+  }
+  name += ".";
   if (choice.recipe != "aligned") name += choice.recipe + ".";
   if (choice.plan_seed != RecipeOptions().seed) name += fmt::format("seed{}.", choice.plan_seed);
   return name + BitsName(choice.k_bits, choice.v_bits) + ".bgtq.safetensors";
@@ -84,10 +91,7 @@ Result<std::shared_ptr<const SimulatedHeads>> ObtainSimulated(
     packed.recipe = recipe->twin_of;
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan,
                           ObtainPlan(model, packed, bundled_text, log, progress));
-    const ModelConfig& config = model.config();
-    const auto rope = std::make_shared<RopeTable>(config.rope);
-    *simulated = {choice.recipe, config.layers, config.kv_heads, config.head_dim, {}};
-    for (const HeadPlan& head : plan->heads) simulated->heads.push_back(SimulatePlannedHead(head, rope));
+    *simulated = SimulatePlan(model.config(), *plan, choice.recipe);
   } else {
     const RecipeOptions bits{choice.k_bits, choice.v_bits, choice.plan_seed};
     BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *recipe, bits));

@@ -33,9 +33,7 @@ std::string SampleId(const CalibrationStudyOptions& options, const CalibrationCa
 /// The tokens of a text from `offset` on, `length` of them, after what the model's texts begin with.
 Result<std::vector<Token>> Stretch(const LoadedModel& model, std::span<const Token> tokens,
                                    const CalibrationText& text, int64_t offset, int64_t length) {
-  const Tokenizer& tokenizer = model.tokenizer();
-  std::vector<Token> stretch;
-  if (tokenizer.add_bos() && tokenizer.bos() >= 0) stretch.push_back(tokenizer.bos());
+  std::vector<Token> stretch = model.PromptStart(nullptr);
   const int64_t wanted = length - static_cast<int64_t>(stretch.size());
   if (static_cast<int64_t>(tokens.size()) < offset + wanted) {
     return Invalid(

@@ -23,8 +23,8 @@ std::vector<Token> FirstTokens(const LoadedModel& model, std::string_view text, 
   // Sixteen bytes a token is more than any text of these vocabularies takes on average.
   std::vector<Token> tokens =
       model.tokenizer().Encode(text.substr(0, static_cast<size_t>(count) * 16), false);
-  if (model.tokenizer().add_bos() && model.tokenizer().bos() >= 0)
-    tokens.insert(tokens.begin(), model.tokenizer().bos());
+  const std::vector<Token> start = model.PromptStart(nullptr);
+  tokens.insert(tokens.begin(), start.begin(), start.end());
   if (static_cast<int64_t>(tokens.size()) > count) tokens.resize(static_cast<size_t>(count));
   return tokens;
 }
@@ -152,6 +152,7 @@ Result<DiagnoseResult> Diagnose(LoadedModel& model, std::string_view calibration
                                 std::string_view scoring_text, const DiagnoseOptions& options) {
   BGTQ_RETURN_IF_ERROR(CheckOptions(model.config(), options));
   const ModelConfig& config = model.config();
+  BGTQ_RETURN_IF_ERROR(RequireOneRope(config, "diagnose"));
   const std::vector<Token> calibration =
       FirstTokens(model, calibration_text, std::min(options.tokens, config.context_length));
   std::vector<Token> scored = FirstTokens(model, scoring_text, options.tokens);

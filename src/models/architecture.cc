@@ -1,65 +1,71 @@
 // The architecture registry, and what is common to loading any of them.
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <array>
+#include <filesystem>
+#include <vector>
 
+#include "src/formats/gguf_source.h"
 #include "src/formats/message.h"
+#include "src/formats/safetensors_source.h"
+#include "src/models/chatglm.h"
+#include "src/models/gemma3.h"
+#include "src/models/glm4.h"
 #include "src/models/llama.h"
 #include "src/models/model.h"
+#include "src/models/olmo2.h"
+#include "src/models/phi3.h"
 #include "src/models/qwen2.h"
+#include "src/models/qwen3.h"
+#include "src/models/qwen3moe.h"
 
 namespace blockgtq {
 namespace {
 
-constexpr std::array<Architecture, 2> kArchitectures = {{
-    {"llama", LoadLlama},
-    {"qwen2", LoadQwen2},
+constexpr std::array<Architecture, 9> kArchitectures = {{
+    {"llama", LoadLlama, kLlamaFamilies},
+    {"qwen2", LoadQwen2, kQwen2Families},
+    {"qwen3", LoadQwen3, kQwen3Families},
+    {"qwen3moe", LoadQwen3Moe, kQwen3MoeFamilies},
+    {"chatglm", LoadChatGlm, kChatGlmFamilies},
+    {"glm4", LoadGlm4, kGlm4Families},
+    {"gemma3", LoadGemma3, kGemma3Families},
+    {"olmo2", LoadOlmo2, kOlmo2Families},
+    {"phi3", LoadPhi3, kPhi3Families},
 }};
 
-std::string Hex(uint64_t value) { return fmt::format("{:016x}", value); }
+std::span<const HuggingFaceFamily> AllFamilies() {
+  static const std::vector<HuggingFaceFamily> families = [] {
+    std::vector<HuggingFaceFamily> all;
+    for (const Architecture& architecture : kArchitectures) {
+      all.insert(all.end(), architecture.huggingface.begin(), architecture.huggingface.end());
+    }
+    return all;
+  }();
+  return families;
+}
 
 }  // namespace
 
 std::span<const Architecture> Architectures() { return kArchitectures; }
 
-Result<std::unique_ptr<Model>> LoadModel(const GgufFile& file, Backend& backend) {
-  BGTQ_ASSIGN_OR_RETURN(const std::string_view name, file.GetString("general.architecture"));
+Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) {
+  std::error_code ignored;
+  if (path.ends_with(".safetensors") || std::filesystem::is_directory(path, ignored)) {
+    return OpenSafetensorsSource(path, AllFamilies());
+  }
+  return OpenGgufSource(path);
+}
+
+Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend) {
   std::string known;
   for (const Architecture& architecture : kArchitectures) {
-    if (architecture.name == name) return architecture.load(file, backend);
+    if (architecture.name == source.architecture()) return architecture.load(source, backend);
     known += fmt::format("{}{}", known.empty() ? "" : ", ", architecture.name);
   }
   return Status(ErrorCode::kUnsupported,
-                fmt::format("{}: architecture '{}' is not supported by this build (known: {})", file.name(),
-                            name, known));
-}
-
-Result<ModelFingerprint> FingerprintOf(const ModelConfig& config, const GgufFile& file) {
-  ModelFingerprint f;
-  f.architecture = config.architecture;
-  f.layers = config.layers;
-  f.heads = config.heads;
-  f.kv_heads = config.kv_heads;
-  f.head_dim = config.head_dim;
-  f.rope_freq_base = config.rope.freq_base;
-  f.rotary_dims = config.rope.rotary_dims;
-  f.rope_pairing = config.rope.pairing == RopePairing::kNorm ? "norm" : "neox";
-  XXH64_hash_t scaling =
-      XXH3_64bits(config.rope.freq_divisors.data(), config.rope.freq_divisors.size() * sizeof(float));
-  const std::array<double, 2> factors = {config.rope.linear_scale, config.rope.attention_factor};
-  scaling = XXH3_64bits_withSeed(factors.data(), sizeof(factors), scaling);
-  f.rope_scaling_hash = Hex(scaling);
-  XXH64_hash_t keys = 0;
-  for (int l = 0; l < config.layers; ++l) {
-    for (const char* part : {"weight", "bias"}) {
-      const GgufTensor* tensor = file.FindTensor(fmt::format("blk.{}.attn_k.{}", l, part));
-      if (tensor == nullptr) continue;
-      keys = XXH3_64bits_withSeed(tensor->view.data, static_cast<size_t>(tensor->bytes), keys);
-    }
-  }
-  f.key_weights_hash = Hex(keys);
-  return f;
+                fmt::format("{}: architecture '{}' is not supported by this build (known: {})", source.name(),
+                            Printable(source.architecture()), known));
 }
 
 }  // namespace blockgtq

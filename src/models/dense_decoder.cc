@@ -1,104 +1,117 @@
 // See dense_decoder.h.
 #include "src/models/dense_decoder.h"
 
-#include <fmt/format.h>
-
 #include <array>
+#include <cmath>
 #include <vector>
 
-#include "src/models/gguf_config.h"
+#include "src/models/dense_decoder_weights.h"
 
 namespace blockgtq {
 namespace {
 
-using WeightPtr = std::unique_ptr<Weight>;
-
-struct Layer {
-  WeightPtr attention_norm, q, k, v, q_bias, k_bias, v_bias, attention_output;
-  WeightPtr ffn_norm, gate, up, down;
-};
-
-/// Activations of a batch, kept between calls and grown to the largest.
+/// Activations of a batch, kept between calls and grown to the largest. Those that a family does not need are
+/// null.
 struct Workspace {
   std::unique_ptr<Activations> x, q, k, v, attention, inner;
+  std::unique_ptr<Activations> added;   // what attention or feed-forward add, before a norm of it
+  std::unique_ptr<Activations> normed;  // what experts read
   int64_t rows = 0;
 };
 
 class DenseDecoder : public Model {
  public:
-  DenseDecoder(ModelConfig config, Backend& backend) : Model(std::move(config)), backend_(backend) {}
-
-  Status Load(const GgufFile& file, const DenseDecoderTraits& traits) {
-    const ModelConfig& c = config_;
-    const WeightReader reader(file, backend_);
-    const int64_t e = c.embedding, q_rows = int64_t{c.heads} * c.head_dim,
-                  kv_rows = int64_t{c.kv_heads} * c.head_dim;
-    BGTQ_ASSIGN_OR_RETURN(embedding_, reader.Matrix("token_embd.weight", c.vocabulary, e));
-    BGTQ_ASSIGN_OR_RETURN(output_norm_, reader.Vector("output_norm.weight", e));
-    BGTQ_ASSIGN_OR_RETURN(output_, reader.OptionalMatrix("output.weight", c.vocabulary, e));
-    layers_.resize(static_cast<size_t>(c.layers));
-    for (int l = 0; l < c.layers; ++l) {
-      Layer& layer = layers_[static_cast<size_t>(l)];
-      const auto name = [l](const char* tensor) { return fmt::format("blk.{}.{}", l, tensor); };
-      BGTQ_ASSIGN_OR_RETURN(layer.attention_norm, reader.Vector(name("attn_norm.weight"), e));
-      BGTQ_ASSIGN_OR_RETURN(layer.q, reader.Matrix(name("attn_q.weight"), q_rows, e));
-      BGTQ_ASSIGN_OR_RETURN(layer.k, reader.Matrix(name("attn_k.weight"), kv_rows, e));
-      BGTQ_ASSIGN_OR_RETURN(layer.v, reader.Matrix(name("attn_v.weight"), kv_rows, e));
-      if (traits.qkv_bias) {
-        BGTQ_ASSIGN_OR_RETURN(layer.q_bias, reader.Vector(name("attn_q.bias"), q_rows));
-        BGTQ_ASSIGN_OR_RETURN(layer.k_bias, reader.Vector(name("attn_k.bias"), kv_rows));
-        BGTQ_ASSIGN_OR_RETURN(layer.v_bias, reader.Vector(name("attn_v.bias"), kv_rows));
-      }
-      BGTQ_ASSIGN_OR_RETURN(layer.attention_output, reader.Matrix(name("attn_output.weight"), e, q_rows));
-      BGTQ_ASSIGN_OR_RETURN(layer.ffn_norm, reader.Vector(name("ffn_norm.weight"), e));
-      BGTQ_ASSIGN_OR_RETURN(layer.gate, reader.Matrix(name("ffn_gate.weight"), c.feed_forward, e));
-      BGTQ_ASSIGN_OR_RETURN(layer.up, reader.Matrix(name("ffn_up.weight"), c.feed_forward, e));
-      BGTQ_ASSIGN_OR_RETURN(layer.down, reader.Matrix(name("ffn_down.weight"), e, c.feed_forward));
+  DenseDecoder(ModelConfig config, Backend& backend, const DenseDecoderTraits& traits, DecoderWeights weights)
+      : Model(std::move(config)), backend_(backend), traits_(traits), weights_(std::move(weights)) {
+    for (const DecoderLayer& layer : weights_.layers) {
+      std::vector<GatedWeights>& views = experts_.emplace_back();
+      for (const GatedWeightPtrs& expert : layer.experts) views.push_back(expert.view());
     }
-    return CheckNoUnusedTensors(file, traits);
   }
 
   Status Forward(const Batch& batch, Activations& hidden) override {
-    const ModelConfig& c = config_;
     const int64_t rows = static_cast<int64_t>(batch.tokens.size());
     Reserve(rows);
-    Workspace& w = work_;
-    backend_.Embed(*embedding_, batch.tokens, *w.x);
-    for (int l = 0; l < c.layers; ++l) {
-      const Layer& layer = layers_[static_cast<size_t>(l)];
-      const Norm attention_norm{layer.attention_norm.get(), c.norm_epsilon};
-      const std::array<Product, 3> qkv = {Product{layer.q.get(), layer.q_bias.get(), w.q.get()},
-                                          Product{layer.k.get(), layer.k_bias.get(), w.k.get()},
-                                          Product{layer.v.get(), layer.v_bias.get(), w.v.get()}};
-      backend_.MatMul(qkv, *w.x, &attention_norm, rows);
-      AttentionCall call;
-      call.cache = batch.cache;
-      call.layer = l;
-      call.heads = c.heads;
-      call.scale = c.attention_scale;
-      call.queries = w.q.get();
-      call.keys = w.k.get();
-      call.values = w.v.get();
-      call.out = w.attention.get();
-      call.slices = batch.slices;
-      call.observer = batch.observer;
-      BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
-      if (batch.probe != nullptr) BGTQ_RETURN_IF_ERROR(Probe(call, *batch.probe));
-      MatMulAdd(*layer.attention_output, *w.attention, rows);
-      backend_.GatedMatMul(*layer.gate, *layer.up, *w.x, {layer.ffn_norm.get(), c.norm_epsilon}, rows,
-                           *w.inner);
-      MatMulAdd(*layer.down, *w.inner, rows);
+    backend_.Embed(*weights_.embedding, batch.tokens, *work_.x);
+    if (config_.embedding_scale != 1)
+      BGTQ_RETURN_IF_ERROR(backend_.Scale(config_.embedding_scale, rows, *work_.x));
+    for (int l = 0; l < config_.layers; ++l) {
+      BGTQ_RETURN_IF_ERROR(Attend(l, batch, rows));
+      BGTQ_RETURN_IF_ERROR(weights_.layers[static_cast<size_t>(l)].router != nullptr ? MixExperts(l, rows)
+                                                                                     : FeedForward(l, rows));
     }
-    backend_.RmsNorm(*w.x, {output_norm_.get(), c.norm_epsilon}, rows, hidden);
+    backend_.RmsNorm(*work_.x, NormOf(weights_.output_norm), rows, hidden);
     return Status::Ok();
   }
 
   void Logits(const Activations& hidden, int64_t rows, Activations& logits) override {
-    const Product product{output_ != nullptr ? output_.get() : embedding_.get(), nullptr, &logits};
+    const Product product{weights_.output != nullptr ? weights_.output.get() : weights_.embedding.get(),
+                          nullptr, &logits};
     backend_.MatMul({&product, 1}, hidden, nullptr, rows);
   }
 
  private:
+  Norm NormOf(const WeightPtr& weight) const { return {weight.get(), config_.norm_epsilon}; }
+
+  Status Attend(int l, const Batch& batch, int64_t rows) {
+    const ModelConfig& c = config_;
+    const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
+    Workspace& w = work_;
+    const Norm norm = NormOf(layer.attention_norm);
+    const std::array<Product, 3> qkv = {Product{layer.q.get(), layer.q_bias.get(), w.q.get()},
+                                        Product{layer.k.get(), layer.k_bias.get(), w.k.get()},
+                                        Product{layer.v.get(), layer.v_bias.get(), w.v.get()}};
+    backend_.MatMul(qkv, *w.x, traits_.norms_before ? &norm : nullptr, rows);
+    if (traits_.qk_norm != QkNorm::kNone) {
+      const bool head = traits_.qk_norm == QkNorm::kHead;
+      BGTQ_RETURN_IF_ERROR(
+          backend_.NormHeads(NormOf(layer.q_norm), head ? c.head_dim : w.q->cols(), rows, *w.q));
+      BGTQ_RETURN_IF_ERROR(
+          backend_.NormHeads(NormOf(layer.k_norm), head ? c.head_dim : w.k->cols(), rows, *w.k));
+    }
+    AttentionCall call;
+    call.cache = batch.cache;
+    call.layer = l;
+    call.heads = c.heads;
+    call.scale = c.attention_scale;
+    call.window = c.window_of(l);
+    call.queries = w.q.get();
+    call.keys = w.k.get();
+    call.values = w.v.get();
+    call.out = w.attention.get();
+    call.slices = batch.slices;
+    call.observer = batch.observer;
+    BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
+    if (batch.probe != nullptr) BGTQ_RETURN_IF_ERROR(Probe(call, *batch.probe));
+    return AddProduct(*layer.attention_output, *w.attention, layer.post_attention_norm, rows);
+  }
+
+  Status FeedForward(int l, int64_t rows) {
+    const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
+    const Norm norm = NormOf(layer.ffn_norm);
+    BGTQ_RETURN_IF_ERROR(backend_.GatedMatMul(layer.ffn.view(), config_.gate, *work_.x,
+                                              traits_.norms_before ? &norm : nullptr, rows, *work_.inner));
+    return AddProduct(*layer.ffn.down, *work_.inner, layer.post_ffn_norm, rows);
+  }
+
+  Status MixExperts(int l, int64_t rows) {
+    const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
+    const ExpertConfig& e = config_.experts;
+    backend_.RmsNorm(*work_.x, NormOf(layer.ffn_norm), rows, *work_.normed);
+    const ExpertMix mix{
+        layer.router.get(), experts_[static_cast<size_t>(l)], e.feed_forward, e.used, e.renormalise, e.scale,
+        config_.gate};
+    return backend_.MixExperts(mix, *work_.normed, rows, *work_.x);
+  }
+
+  /// x += W y, or norm(W y) where there is a norm.
+  Status AddProduct(const Weight& weight, const Activations& y, const WeightPtr& norm, int64_t rows) {
+    const Product product{&weight, nullptr, norm != nullptr ? work_.added.get() : work_.x.get(),
+                          norm == nullptr};
+    backend_.MatMul({&product, 1}, y, nullptr, rows);
+    return norm != nullptr ? backend_.NormAdd(*work_.added, NormOf(norm), rows, *work_.x) : Status::Ok();
+  }
+
   /// The layer's attention over the probe's caches, for its report.
   Status Probe(AttentionCall call, const AttentionProbe& probe) {
     std::vector<const Activations*> outputs = {call.out};
@@ -115,12 +128,6 @@ class DenseDecoder : public Model {
     return probe.report(call.layer, outputs);
   }
 
-  /// x += W y.
-  void MatMulAdd(const Weight& weight, const Activations& y, int64_t rows) {
-    const Product product{&weight, nullptr, work_.x.get(), true};
-    backend_.MatMul({&product, 1}, y, nullptr, rows);
-  }
-
   void Reserve(int64_t rows) {
     if (rows <= work_.rows) return;
     const ModelConfig& c = config_;
@@ -130,40 +137,49 @@ class DenseDecoder : public Model {
     work_.k = backend_.MakeActivations(rows, kv);
     work_.v = backend_.MakeActivations(rows, kv);
     work_.attention = backend_.MakeActivations(rows, q);
-    work_.inner = backend_.MakeActivations(rows, c.feed_forward);
+    if (c.experts.count == 0) work_.inner = backend_.MakeActivations(rows, c.feed_forward);
+    if (c.experts.count > 0) work_.normed = backend_.MakeActivations(rows, c.embedding);
+    if (traits_.norms_after) work_.added = backend_.MakeActivations(rows, c.embedding);
     work_.rows = rows;
   }
 
-  /// A tensor that this forward pass would ignore means that the model computes something else: refuse it.
-  Status CheckNoUnusedTensors(const GgufFile& file, const DenseDecoderTraits& traits) const {
-    const size_t biases = traits.qkv_bias ? 3 : 0;
-    const size_t used = 2 + (output_ != nullptr ? 1 : 0) +
-                        (file.FindTensor("rope_freqs.weight") != nullptr ? 1 : 0) +
-                        layers_.size() * (9 + biases);
-    if (file.tensors().size() == used) return Status::Ok();
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "{}: holds {} tensors where a {} of {} layers has {}; this variant of the architecture is "
-            "not supported",
-            file.name(), file.tensors().size(), config_.architecture, config_.layers, used));
-  }
-
   Backend& backend_;
-  WeightPtr embedding_, output_norm_, output_;
-  std::vector<Layer> layers_;
+  DenseDecoderTraits traits_;
+  DecoderWeights weights_;
+  std::vector<std::vector<GatedWeights>> experts_;  // [layers], views of weights_
   Workspace work_;
   std::vector<std::unique_ptr<Activations>> probed_;  // attention outputs of a probe's caches
 };
 
+std::vector<Operation> NeededOperations(const ModelConfig& config, const DenseDecoderTraits& traits) {
+  std::vector<Operation> needed;
+  const auto need = [&](bool needs, Operation operation) {
+    if (needs) needed.push_back(operation);
+  };
+  need(traits.qk_norm != QkNorm::kNone, Operation::kNormHeads);
+  need(traits.norms_after, Operation::kNormAdd);
+  need(!traits.norms_before, Operation::kUnnormedInput);
+  need(config.gate == GateFunction::kGeluTanh, Operation::kGeluGate);
+  need(config.embedding_scale != 1, Operation::kScaleRows);
+  need(config.experts.count > 0, Operation::kExperts);
+  need(config.window > 0, Operation::kSlidingWindow);
+  need(config.window_rope.has_value(), Operation::kRopesByLayer);
+  return needed;
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Model>> LoadDenseDecoder(const GgufFile& file, Backend& backend,
+Result<std::unique_ptr<Model>> LoadDenseDecoder(const ModelSource& source, Backend& backend,
                                                 const DenseDecoderTraits& traits) {
-  BGTQ_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(file, traits.pairing));
-  auto model = std::make_unique<DenseDecoder>(std::move(config), backend);
-  BGTQ_RETURN_IF_ERROR(model->Load(file, traits));
-  return std::unique_ptr<Model>(std::move(model));
+  BGTQ_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(source, traits.config));
+  BGTQ_RETURN_IF_ERROR(CheckAllKeysRead(source));
+  if (traits.scaled_embedding) config.embedding_scale = std::sqrt(static_cast<float>(config.embedding));
+  if (traits.attention_scale != nullptr && !source.keys().Has("attention.scale"))
+    config.attention_scale = traits.attention_scale(config);
+  BGTQ_RETURN_IF_ERROR(RequireOperations(backend, NeededOperations(config, traits), source.name()));
+  BGTQ_ASSIGN_OR_RETURN(DecoderWeights weights, TakeDecoderWeights(source, backend, config, traits));
+  return std::unique_ptr<Model>(
+      std::make_unique<DenseDecoder>(std::move(config), backend, traits, std::move(weights)));
 }
 
 }  // namespace blockgtq

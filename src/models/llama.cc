@@ -5,8 +5,8 @@
 
 namespace blockgtq {
 
-Result<std::unique_ptr<Model>> LoadLlama(const GgufFile& file, Backend& backend) {
-  return LoadDenseDecoder(file, backend, {.pairing = RopePairing::kNorm, .qkv_bias = false});
+Result<std::unique_ptr<Model>> LoadLlama(const ModelSource& source, Backend& backend) {
+  return LoadDenseDecoder(source, backend, {});
 }
 
 }  // namespace blockgtq

@@ -7,5 +7,12 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
-Result<std::unique_ptr<Model>> LoadLlama(const GgufFile& file, Backend& backend);
-}
+
+inline constexpr HuggingFaceFamily kLlamaFamilies[] = {
+    {.model_type = "llama", .architecture = "llama"},
+    {.model_type = "mistral", .architecture = "llama"},
+};
+
+Result<std::unique_ptr<Model>> LoadLlama(const ModelSource& source, Backend& backend);
+
+}  // namespace blockgtq

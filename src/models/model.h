@@ -3,18 +3,31 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "blockgtq/status.h"
 #include "src/backend/backend.h"
 #include "src/codec/plan.h"
 #include "src/core/rope.h"
-#include "src/formats/gguf.h"
+#include "src/formats/huggingface_family.h"
+#include "src/formats/model_source.h"
 
 namespace blockgtq {
+
+/// The feed-forward layers that are mixtures of experts.
+struct ExpertConfig {
+  int count = 0;  // 0: none are
+  int used = 0;   // a token
+  int64_t feed_forward = 0;
+  bool renormalise = false;
+  float scale = 1;
+};
 
 struct ModelConfig {
   std::string architecture;
@@ -22,9 +35,30 @@ struct ModelConfig {
   int64_t embedding = 0, feed_forward = 0, vocabulary = 0, context_length = 0;
   float norm_epsilon = 0;
   float attention_scale = 0;  // of the logits, 1 / sqrt(head_dim) unless the model says otherwise
-  RopeConfig rope;
+  RopeConfig rope;            // rope.pairing: of the stored rows
+  RopePairing gguf_pairing = RopePairing::kNorm;  // of the family in GGUF files
+  /// Longest sequence for which `rope` is what the model defines (core/rope_scaling.h).
+  int64_t max_positions = std::numeric_limits<int64_t>::max();
+
+  int64_t window = 0;  // tokens that a token of a windowed layer sees, itself included; 0: no windows
+  std::vector<uint8_t> windowed{};          // by layer; empty: every layer, where there is a window
+  std::optional<RopeConfig> window_rope{};  // of windowed layers, where it differs from `rope`
+
+  GateFunction gate = GateFunction::kSilu;
+  float embedding_scale = 1;
+  ExpertConfig experts{};
+
   CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
+  /// The window of a layer; 0: it sees all.
+  int64_t window_of(int layer) const {
+    return windowed.empty() || windowed[static_cast<size_t>(layer)] != 0 ? window : 0;
+  }
+  LayerRopes ropes() const;
 };
+
+/// Errors: kUnsupported, for work that knows one RoPE a model, when layers rotate differently. what: starts
+/// the message.
+Status RequireOneRope(const ModelConfig& config, std::string_view what);
 
 /// Caches beside the one that drives a pass: in every layer they store and attend to the pass's own queries,
 /// keys and values, so that what each makes of the same inputs can be compared.
@@ -61,19 +95,25 @@ class Model {
   ModelConfig config_;
 };
 
-/// A line of the architecture registry (architecture.cc): how a GGUF file of this family becomes a Model.
+/// A line of the architecture registry (architecture.cc): how a model of this family is loaded.
 struct Architecture {
-  std::string_view name;  // general.architecture
-  /// Checks metadata and every tensor's shape before taking weights. `file` and `backend` must outlive the
-  /// model.
-  Result<std::unique_ptr<Model>> (*load)(const GgufFile& file, Backend& backend);
+  std::string_view name;  // ModelSource::architecture
+  /// Checks the configuration and every tensor's shape before taking weights. `source` and `backend` must
+  /// outlive the model.
+  Result<std::unique_ptr<Model>> (*load)(const ModelSource& source, Backend& backend);
+  /// What transformers calls it, and writes otherwise than most.
+  std::span<const HuggingFaceFamily> huggingface;
 };
 
 std::span<const Architecture> Architectures();
-/// Errors: kUnsupported naming the file's architecture and the known ones; those of the loader.
-Result<std::unique_ptr<Model>> LoadModel(const GgufFile& file, Backend& backend);
+/// Opens a model on disk: a GGUF file, a folder with config.json and safetensors, or a .safetensors file that
+/// holds a whole model beside its config.json. Errors: those of OpenGgufSource and OpenSafetensorsSource.
+Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path);
+/// Errors: kUnsupported naming the model's architecture and the known ones; those of the loader.
+Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend);
 
-/// What a plan for this model must carry; hashes the k-projections.
-Result<ModelFingerprint> FingerprintOf(const ModelConfig& config, const GgufFile& file);
+/// What a plan for this model must carry; hashes the k-projections. Equal for a GGUF file and a safetensors
+/// model whose keys' weights have equal values in F32, F16 or BF16 (fingerprint.cc).
+ModelFingerprint FingerprintOf(const ModelConfig& config, const ModelSource& source);
 
 }  // namespace blockgtq

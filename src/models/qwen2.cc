@@ -5,8 +5,9 @@
 
 namespace blockgtq {
 
-Result<std::unique_ptr<Model>> LoadQwen2(const GgufFile& file, Backend& backend) {
-  return LoadDenseDecoder(file, backend, {.pairing = RopePairing::kNeox, .qkv_bias = true});
+Result<std::unique_ptr<Model>> LoadQwen2(const ModelSource& source, Backend& backend) {
+  return LoadDenseDecoder(source, backend,
+                          {.config = {.pairing = RopePairing::kNeox}, .qkv_bias = Presence::kRequired});
 }
 
 }  // namespace blockgtq

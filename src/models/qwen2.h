@@ -7,5 +7,11 @@
 #include "src/models/model.h"
 
 namespace blockgtq {
-Result<std::unique_ptr<Model>> LoadQwen2(const GgufFile& file, Backend& backend);
-}
+
+inline constexpr HuggingFaceFamily kQwen2Families[] = {
+    {.model_type = "qwen2", .architecture = "qwen2", .window_needs_flag = true},
+};
+
+Result<std::unique_ptr<Model>> LoadQwen2(const ModelSource& source, Backend& backend);
+
+}  // namespace blockgtq

@@ -51,19 +51,18 @@ void BpeMerger::Push(uint32_t left, uint32_t right) {
   if (merge != nullptr) heap_.push_back({merge->rank, left, right, a.token, b.token, merge->result});
 }
 
-void BpeMerger::Append(std::string_view piece, std::span<const int32_t, 256> byte_tokens,
-                       std::vector<int32_t>* out) {
-  while (piece.size() > kMaxSymbols) {
-    Append(piece.substr(0, kMaxSymbols), byte_tokens, out);
-    piece.remove_prefix(kMaxSymbols);
+void BpeMerger::Append(std::span<const int32_t> tokens, std::vector<int32_t>* out) {
+  while (tokens.size() > kMaxSymbols) {
+    Append(tokens.first(kMaxSymbols), out);
+    tokens = tokens.subspan(kMaxSymbols);
   }
   const auto later = [](const Candidate& a, const Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
   };
-  const uint32_t count = static_cast<uint32_t>(piece.size());
+  const uint32_t count = static_cast<uint32_t>(tokens.size());
   symbols_.clear();
   for (uint32_t i = 0; i < count; ++i) {
-    symbols_.push_back({byte_tokens[static_cast<uint8_t>(piece[i])], i - 1, i + 1 < count ? i + 1 : kNone});
+    symbols_.push_back({tokens[i], i - 1, i + 1 < count ? i + 1 : kNone});
   }
   heap_.clear();
   for (uint32_t i = 1; i < count; ++i) Push(i - 1, i);

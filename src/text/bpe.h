@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 namespace blockgtq {
@@ -37,10 +36,9 @@ class BpeMerger {
  public:
   explicit BpeMerger(const MergeTable& table) : table_(table) {}
 
-  /// Appends the tokens of `piece`: starts from byte_tokens[byte] (-1: the byte has no token), applies the
-  /// merge of lowest rank, leftmost first, until none applies, and drops bytes without a token.
-  /// O(n log n) in the bytes of the piece.
-  void Append(std::string_view piece, std::span<const int32_t, 256> byte_tokens, std::vector<int32_t>* out);
+  /// Appends the tokens of a piece that begins as `tokens`: applies the merge of lowest rank, leftmost first,
+  /// until none applies. A negative token merges with nothing and is dropped. O(n log n).
+  void Append(std::span<const int32_t> tokens, std::vector<int32_t>* out);
 
  private:
   struct Symbol {

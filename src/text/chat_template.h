@@ -15,22 +15,40 @@ struct ChatMessage {
   std::string content;
 };
 
-enum class ChatTemplate { kChatMl, kLlama3 };
+enum class ChatTemplate {
+  kChatMl,
+  kQwen3,  // ChatML; answers before the last question lose their thinking
+  kLlama3,
+  kMistral,
+  kGlm4,
+  kDeepSeek2,
+  kDeepSeekR1,
+  kGemma,
+  kPhi3,
+  kPhi3NoSystem,
+  kTulu,
+};
 
-/// Which known template `jinja` (tokenizer.chat_template) is, with what it puts before the messages.
+/// Which known template a model's is, with what varies between models.
 struct RecognizedTemplate {
-  ChatTemplate kind;
+  ChatTemplate kind = ChatTemplate::kChatMl;
   std::string default_system;   // the system message when the first message is none; empty: no system turn
   std::string system_preamble;  // opens the system turn, which is then always there (Llama 3.1); may be empty
+  std::string generation;       // opens the assistant's turn, for kGlm4 and kDeepSeekR1
+  std::string eos_token;        // the text of the model's token
+  bool begins_with_bos = false;
+  bool strips_thinking = false;  // drops what stands before </think> in answers
 };
-/// The whole template is compared with the known ones, after removing what does not change its output (spaces
-/// in tags, kinds of quotes, comments). Parts that only tools reach may differ. Errors: kUnsupported: says
-/// that the template is unknown and that --no-chat runs the model without one.
-Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja);
+/// jinja: tokenizer.chat_template, or of tokenizer_config.json. eos_token: the text of the model's end token,
+/// empty when it has none. The whole template is compared with the known ones, after removing what does not
+/// change its output (spaces in tags, kinds of quotes, comments). Parts that only tools reach may differ.
+/// Errors: kUnsupported: says that the template is unknown and that --no-chat runs the model without one;
+/// kCorruptFile when it needs a missing eos_token.
+Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja, std::string_view eos_token);
 
 /// The prompt for `messages` with the assistant's turn opened, special tokens as text (encode with
 /// parse_special). The templates' `bos_token` is left out: prepend Tokenizer::bos() when add_bos() says so.
-/// Errors: kInvalidArgument for an unknown role or no message.
+/// Errors: kInvalidArgument for an unknown role, no message, or an order of roles that the template refuses.
 Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
                                std::span<const ChatMessage> messages);
 
@@ -38,7 +56,7 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
 /// opening of the assistant's next turn.
 Result<std::string> RenderNextTurn(const RecognizedTemplate& chat_template, std::string_view message);
 
-/// True when the template itself puts BOS first (Llama 3), whatever the tokenizer says of adding it.
+/// True when the template itself puts BOS first (Llama 3, say), whatever the tokenizer says of adding it.
 bool BeginsWithBos(const RecognizedTemplate& chat_template);
 
 }  // namespace blockgtq

@@ -1,75 +1,46 @@
-// The pattern table, and matching through PCRE2 (JIT-compiled where the platform allows it).
+// The names of GGUF files, and the steps.
 #include "src/text/pre_tokenizer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <limits>
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
+#include "src/text/utf8.h"
 
 namespace blockgtq {
 namespace {
 
-// White_Space of Unicode, for use inside a class. PCRE2's own \s also takes U+180E.
-#define BGTQ_SPACE R"(\t-\r\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
-#define BGTQ_CONTRACTION "'s|'t|'re|'ve|'m|'ll|'d"
-// (?i:...) of the published patterns, in ASCII: PCRE2 would also fold U+017F to s.
-#define BGTQ_CONTRACTION_ANY_CASE "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
-// Spaces before the last space of a run, the last one belonging to the word that follows.
-#define BGTQ_TRAILING_SPACES "[" BGTQ_SPACE "]+(?![^" BGTQ_SPACE "])|[" BGTQ_SPACE "]+"
-#define BGTQ_LLAMA3_STYLE(numbers)                                                     \
-  BGTQ_CONTRACTION_ANY_CASE R"(|[^\r\n\p{L}\p{N}]?\p{L}+|)" numbers "| ?[^" BGTQ_SPACE \
-                            R"(\p{L}\p{N}]+[\r\n]*|[)" BGTQ_SPACE R"(]*[\r\n]+|)" BGTQ_TRAILING_SPACES
+using namespace patterns;
+
+constexpr size_t kMaxPatterns = 6;
 
 struct Definition {
   std::string_view name;
-  const char* pattern;
+  std::string_view patterns[kMaxPatterns];  // one after the other, each inside the pieces of the one before
   bool whole_piece_first;
   bool adds_bos_by_default;
 };
 
-constexpr Definition kDefinitions[] = {
-    // Every digit alone, then GPT-2's pattern on what lies between them: a digit ends a run of spaces as the
-    // end of the text does.
-    {"smollm",
-     R"(\p{N}|)" BGTQ_CONTRACTION R"(| ?\p{L}+| ?[^)" BGTQ_SPACE R"(\p{L}\p{N}]+|[)" BGTQ_SPACE
-     R"(]+(?![^)" BGTQ_SPACE R"(\p{N}])|[)" BGTQ_SPACE "]+",
-     false, false},
-    {"qwen2", BGTQ_LLAMA3_STYLE(R"(\p{N})"), false, false},
-    {"llama-bpe", BGTQ_LLAMA3_STYLE(R"(\p{N}{1,3})"), true, true},
-    {"gpt-2",
-     BGTQ_CONTRACTION R"(| ?\p{L}+| ?\p{N}+| ?[^)" BGTQ_SPACE R"(\p{L}\p{N}]+|)" BGTQ_TRAILING_SPACES, false,
+const Definition kDefinitions[] = {
+    {"smollm", {kDigit, kGpt2}, false, false},
+    {"qwen2", {kQwen2}, false, false},
+    {"deepseek-r1-qwen", {kQwen2}, false, false},
+    {"llama-bpe", {kLlama3}, true, true},
+    {"gpt-2", {kGpt2}, false, false},
+    {"tekken", {kTekken}, true, true},
+    {"glm4", {kLlama3}, false, false},
+    {"chatglm-bpe", {kLlama3}, false, false},
+    {"dbrx", {kLlama3}, false, false},  // OLMo 2 is converted under this name
+    {"gpt-4o", {kGpt4o}, false, false},
+    {"deepseek-llm",
+     {kNewline, kDeepSeekLetters, kDeepSeekPunctuation, kTrailingSpaces, kCjkHangul, kDigit},
+     false,
      false},
-};
-
-#undef BGTQ_SPACE
-#undef BGTQ_CONTRACTION
-#undef BGTQ_CONTRACTION_ANY_CASE
-#undef BGTQ_TRAILING_SPACES
-#undef BGTQ_LLAMA3_STYLE
-
-struct CodeDeleter {
-  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-};
-struct MatchDataDeleter {
-  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-};
-struct MatchContextDeleter {
-  void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+    {"deepseek-coder", {kNewline, kSpaceLetters, kSpacePunctuation, kCjkHangul, kDigit}, false, false},
+    {"deepseek-v3", {kThreeDigits, kCjkKana, kDeepSeek3}, false, false},
 };
 
 }  // namespace
-
-struct PreTokenizer::Impl {
-  const Definition* definition;
-  std::unique_ptr<pcre2_code, CodeDeleter> code;
-};
-
-PreTokenizer::PreTokenizer() : impl_(std::make_unique<Impl>()) {}
-PreTokenizer::~PreTokenizer() = default;
 
 Result<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name) {
   const auto* found = std::find_if(std::begin(kDefinitions), std::end(kDefinitions),
@@ -81,62 +52,122 @@ Result<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name
         ErrorCode::kUnsupported,
         fmt::format("tokenizer.ggml.pre \"{}\" is not supported; known pre-tokenizers: {}", name, known));
   }
-  int error = 0;
-  PCRE2_SIZE error_offset = 0;
-  std::unique_ptr<PreTokenizer> result(new PreTokenizer);
-  result->impl_->definition = found;
-  result->impl_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(found->pattern), PCRE2_ZERO_TERMINATED,
-                                          PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C,
-                                          &error, &error_offset, nullptr));
-  if (result->impl_->code == nullptr) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("this PCRE2 library refuses the pattern of pre-tokenizer \"{}\" (error {} at {}); "
-                    "install PCRE2 10.40 or later with Unicode support",
-                    name, error, error_offset));
+  std::vector<PreTokenizerStep> steps;
+  for (const std::string_view published : found->patterns) {
+    if (published.empty()) break;
+    SplitStep step;
+    BGTQ_ASSIGN_OR_RETURN(step.pattern, SplitPattern::Create(published, ContractionCase::kAscii));
+    steps.emplace_back(std::move(step));
   }
-  // Without JIT (refused by some hardened kernels) pcre2_match interprets the same pattern.
-  (void)pcre2_jit_compile(result->impl_->code.get(), PCRE2_JIT_COMPLETE);
+  auto result = std::make_unique<PreTokenizer>(std::move(steps));
+  result->whole_piece_first_ = found->whole_piece_first;
+  result->adds_bos_by_default_ = found->adds_bos_by_default;
   return result;
 }
 
-bool PreTokenizer::whole_piece_first() const { return impl_->definition->whole_piece_first; }
-bool PreTokenizer::adds_bos_by_default() const { return impl_->definition->adds_bos_by_default; }
-
-struct PreTokenizer::Matcher::State {
-  const pcre2_code* code;
-  std::unique_ptr<pcre2_match_data, MatchDataDeleter> data;
-  std::unique_ptr<pcre2_match_context, MatchContextDeleter> context;
-};
-
-PreTokenizer::Matcher::Matcher(const PreTokenizer& pre_tokenizer) : state_(std::make_unique<State>()) {
-  state_->code = pre_tokenizer.impl_->code.get();
-  state_->data.reset(pcre2_match_data_create(1, nullptr));
-  state_->context.reset(pcre2_match_context_create(nullptr));
-}
-PreTokenizer::Matcher::~Matcher() = default;
-
-size_t PreTokenizer::Matcher::NextPiece(std::string_view text, size_t offset) {
-  const size_t rest = text.size() - offset;
-  if (state_->data == nullptr || state_->context == nullptr) return rest;
-  // The patterns backtrack over one run of spaces at most a few times: their work is linear in the text, and
-  // this bound keeps it so.
-  const uint64_t limit = 10000 + 8 * static_cast<uint64_t>(rest);
-  pcre2_set_match_limit(state_->context.get(), static_cast<uint32_t>(std::min<uint64_t>(
-                                                   limit, std::numeric_limits<uint32_t>::max())));
-  const auto match = [&](uint32_t options) {
-    return pcre2_match(state_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), offset,
-                       PCRE2_NO_UTF_CHECK | options, state_->data.get(), state_->context.get());
-  };
-  int found = match(0);
-  if (found < 0 && found != PCRE2_ERROR_NOMATCH) found = match(PCRE2_NO_JIT);  // JIT's stack is smaller
-  if (found >= 0) {
-    const size_t end = pcre2_get_ovector_pointer(state_->data.get())[1];
-    if (end > offset) return end - offset;
+PreTokenizer::Splitter::Splitter(const PreTokenizer& pre_tokenizer) : pre_tokenizer_(pre_tokenizer) {
+  for (const PreTokenizerStep& step : pre_tokenizer.steps_) {
+    const auto* split = std::get_if<SplitStep>(&step);
+    matchers_.push_back(split != nullptr && split->pattern != nullptr
+                            ? std::make_unique<SplitPattern::Matcher>(split->pattern)
+                            : nullptr);
   }
-  // No pattern leaves a character unmatched, so this is a limit of the library: the rest is one piece, whose
-  // bytes are still all encoded.
-  return rest;
+}
+
+const std::vector<std::string_view>& PreTokenizer::Splitter::Split(std::string_view text, bool at_start) {
+  pieces_.clear();
+  if (!text.empty()) pieces_.push_back(text);
+  for (size_t s = 0; s < matchers_.size(); ++s) {
+    next_.clear();
+    for (size_t p = 0; p < pieces_.size(); ++p) {
+      at_start_ = at_start && p == 0;
+      std::visit([&](const auto& step) { Apply(step, matchers_[s].get(), pieces_[p]); },
+                 pre_tokenizer_.steps_[s]);
+    }
+    pieces_.swap(next_);
+  }
+  return pieces_;
+}
+
+void PreTokenizer::Splitter::Apply(const SplitStep& step, SplitPattern::Matcher* matcher,
+                                   std::string_view piece) {
+  if (step.pattern == nullptr) return Cut(step, matcher, piece);
+  while (!piece.empty()) {
+    const std::string_view valid = piece.substr(0, ValidUtf8Prefix(piece));
+    if (!valid.empty()) Cut(step, matcher, valid);
+    piece.remove_prefix(valid.size());
+    size_t invalid = 0;
+    while (invalid < piece.size()) {
+      const Utf8Unit unit = FirstUtf8Unit(piece.substr(invalid));
+      if (unit.kind == Utf8Kind::kValid) break;
+      invalid += unit.bytes;
+    }
+    if (invalid > 0) next_.push_back(piece.substr(0, invalid));
+    piece.remove_prefix(invalid);
+  }
+}
+
+void PreTokenizer::Splitter::Cut(const SplitStep& step, SplitPattern::Matcher* matcher,
+                                 std::string_view text) {
+  bool previous_match = false;
+  const size_t first = next_.size();
+  const auto emit = [&](size_t begin, size_t end, bool is_match) {
+    if (begin == end) return;
+    is_match = is_match != step.invert;
+    const std::string_view part = text.substr(begin, end - begin);
+    switch (step.behavior) {
+      case SplitStep::Behavior::kIsolated:
+        next_.push_back(part);
+        break;
+      case SplitStep::Behavior::kRemoved:
+        if (!is_match) next_.push_back(part);
+        break;
+      case SplitStep::Behavior::kMergedWithPrevious:
+        if (is_match && !previous_match && next_.size() > first) {
+          next_.back() = {next_.back().data(), next_.back().size() + part.size()};  // adjacent in `text`
+        } else {
+          next_.push_back(part);
+        }
+        previous_match = is_match;
+        break;
+    }
+  };
+  const auto find = [&](size_t from, size_t* begin, size_t* end) {
+    if (step.pattern != nullptr) return matcher->Next(text, from, begin, end);
+    *begin = text.find(step.literal, from);
+    *end = *begin + step.literal.size();
+    return *begin != std::string_view::npos;
+  };
+  size_t at = 0;
+  for (size_t begin = 0, end = 0; find(at, &begin, &end); at = end) {
+    emit(at, begin, false);
+    emit(begin, end, true);
+  }
+  emit(at, text.size(), false);
+}
+
+void PreTokenizer::Splitter::Apply(const PrefixSpaceStep&, SplitPattern::Matcher*, std::string_view piece) {
+  if (!piece.starts_with(' ')) piece = made_.emplace_back(" " + std::string(piece));
+  next_.push_back(piece);
+}
+
+void PreTokenizer::Splitter::Apply(const MetaspaceStep& step, SplitPattern::Matcher*,
+                                   std::string_view piece) {
+  std::string text;
+  for (const char c : piece) c == ' ' ? text.append(step.replacement) : text.append(1, c);
+  const bool prepend = step.prepend == MetaspaceStep::Prepend::kAlways ||
+                       (step.prepend == MetaspaceStep::Prepend::kFirst && at_start_);
+  if (prepend && !text.starts_with(step.replacement)) text.insert(0, step.replacement);
+  std::string_view rest = made_.emplace_back(std::move(text));
+  while (step.split && !rest.empty()) {
+    const size_t end = std::min(rest.find(step.replacement, step.replacement.size()), rest.size());
+    // A piece that does not begin with the replacement ends where the first one begins.
+    const size_t stop =
+        rest.starts_with(step.replacement) ? end : std::min(rest.find(step.replacement), rest.size());
+    next_.push_back(rest.substr(0, stop));
+    rest.remove_prefix(stop);
+  }
+  if (!rest.empty()) next_.push_back(rest);
 }
 
 }  // namespace blockgtq

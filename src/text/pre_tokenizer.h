@@ -1,46 +1,75 @@
-// Pre-tokenizers: the patterns that cut text into the pieces inside which BPE merges.
+// Pre-tokenizers: the steps that cut text into the pieces inside which BPE merges.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <variant>
+#include <vector>
 
 #include "blockgtq/status.h"
+#include "src/text/split_pattern.h"
 
 namespace blockgtq {
+
+/// Cuts at the matches of a pattern, or of a literal string. Invalid UTF-8 is cut off as pieces of its own.
+struct SplitStep {
+  enum class Behavior { kIsolated, kRemoved, kMergedWithPrevious };  // what becomes of a match
+  std::shared_ptr<const SplitPattern> pattern;                       // null: literal
+  std::string literal;
+  Behavior behavior = Behavior::kIsolated;
+  bool invert = false;  // what lies between the matches is treated as a match, and the matches as not
+};
+/// A space before every piece that does not begin with one.
+struct PrefixSpaceStep {};
+/// Spaces become `replacement`; one is put before a piece that does not begin with it; then, perhaps, a cut
+/// before each.
+struct MetaspaceStep {
+  enum class Prepend { kNever, kFirst, kAlways };  // kFirst: only at the start of the whole text
+  std::string replacement;
+  Prepend prepend = Prepend::kAlways;
+  bool split = true;
+};
+using PreTokenizerStep = std::variant<SplitStep, PrefixSpaceStep, MetaspaceStep>;
 
 class PreTokenizer {
  public:
   /// name: tokenizer.ggml.pre. Errors: kUnsupported naming the known ones.
   static Result<std::unique_ptr<PreTokenizer>> Create(std::string_view name);
-  ~PreTokenizer();
+  explicit PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {}
 
   /// A piece that is a token as a whole is that token, whatever the merges say (Llama 3).
-  bool whole_piece_first() const;
+  bool whole_piece_first() const { return whole_piece_first_; }
   /// Whether BOS is added when the metadata does not say.
-  bool adds_bos_by_default() const;
+  bool adds_bos_by_default() const { return adds_bos_by_default_; }
 
-  /// Cuts one text. A matcher belongs to one thread; the PreTokenizer may be shared.
-  class Matcher {
+  /// Cuts texts. Belongs to one thread; the PreTokenizer may be shared and must outlive it.
+  class Splitter {
    public:
-    explicit Matcher(const PreTokenizer& pre_tokenizer);
-    ~Matcher();
-    Matcher(const Matcher&) = delete;
-    Matcher& operator=(const Matcher&) = delete;
+    explicit Splitter(const PreTokenizer& pre_tokenizer);
 
-    /// Bytes of the piece at the start of text[offset..]; at least 1. `text` is valid UTF-8 and offset is
-    /// inside it, on a character; what follows the piece is seen by lookahead, text before it is not.
-    size_t NextPiece(std::string_view text, size_t offset);
+    /// The pieces of `text`, none empty, in order: views into `text`, or into strings of this splitter, which
+    /// live as long as it. at_start: `text` is the start of the whole text. Valid until the next call.
+    const std::vector<std::string_view>& Split(std::string_view text, bool at_start);
 
    private:
-    struct State;
-    std::unique_ptr<State> state_;
+    void Apply(const SplitStep& step, SplitPattern::Matcher* matcher, std::string_view piece);
+    void Apply(const PrefixSpaceStep& step, SplitPattern::Matcher* matcher, std::string_view piece);
+    void Apply(const MetaspaceStep& step, SplitPattern::Matcher* matcher, std::string_view piece);
+    void Cut(const SplitStep& step, SplitPattern::Matcher* matcher, std::string_view text);
+
+    const PreTokenizer& pre_tokenizer_;
+    std::vector<std::unique_ptr<SplitPattern::Matcher>>
+        matchers_;  // of each step; null where it has no pattern
+    std::vector<std::string_view> pieces_, next_;
+    std::deque<std::string> made_;
+    bool at_start_ = false;
   };
 
  private:
-  PreTokenizer();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::vector<PreTokenizerStep> steps_;
+  bool whole_piece_first_ = false, adds_bos_by_default_ = false;
 };
 
 }  // namespace blockgtq

@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import struct
@@ -72,6 +73,40 @@ class CommandLine(Fixture):
         self.assertEqual((seen["architecture"], seen["layers"], seen["heads"], seen["kv_heads"], seen["head_dim"]),
                          ("llama", 2, 4, 2, 16))
         self.assertIn(b"general.architecture = llama", done.stdout)
+
+    def test_a_safetensors_model_gives_the_logits_of_its_gguf_twin(self):
+        folder = self.folder / "hf"
+        shutil.copytree(DATA / "models/hf/llama", folder)
+        seen, done = self.ok("inspect", folder)
+        self.assertEqual((seen["architecture"], seen["layers"], seen["head_dim"]), ("llama", 2, 16))
+        self.assertEqual(seen["metadata"]["block_count"], "2")
+        self.assertIn(b"safetensors", done.stdout)
+        self.ok("inspect", folder / "model.safetensors")
+        ids = self.folder / "ids.json"
+        ids.write_text(json.dumps([1, 70, 200, 33, 12]))
+        plan = self.folder / "plan.safetensors"
+        self.ok("calibrate", "-m", self.model, "-f", self.text, "--tokens", 300, "-o", plan)
+        for cache in (["--recipe", "fp32"], ["--plan", plan]):  # the plan of one is a plan of the other
+            logits = []
+            for model in (self.model, folder, f"{folder}/"):
+                out = self.folder / "logits.safetensors"
+                self.ok("logits", "-m", model, "--tokens", ids, "-o", out, *cache)
+                raw = out.read_bytes()
+                start = 8 + int.from_bytes(raw[:8], "little")
+                logits.append(struct.unpack(f"<{5 * 256}f", raw[start:]))
+            self.assertLess(max(abs(a - b) for a, b in zip(logits[0], logits[1])), 1e-3)
+            self.assertEqual(logits[1], logits[2])
+        made = self.folder / "made.gguf"
+        done, _ = self.ok("convert", "-m", folder, "-o", made, "--type", "q8_0")
+        self.assertEqual((done["tensors"], done["type"], done["architecture"]), (21, "q8_0", "llama"))
+        seen, _ = self.ok("inspect", made)
+        self.assertEqual(seen["tensor_types"], {"F16": 2, "F32": 5, "Q8_0": 14})
+        self.fails("convert", "-m", made, "-o", self.folder / "again.gguf", needs=["made.gguf", "GGUF"])
+        (folder / "config.json").write_text((folder / "config.json").read_text().replace("silu", "relu2"))
+        self.fails("inspect", folder, needs=["config.json", "hidden_act", "relu2"])
+        self.fails("inspect", self.folder / "nowhere", needs=["nowhere"])
+        (folder / "config.json").unlink()
+        self.fails("logits", "-m", folder, "--tokens", ids, "-o", out, needs=["config.json"])
 
     def test_generate_keeps_the_plan_it_made_beside_the_model(self):
         args = ("generate", "-m", self.model, "-p", "hello world", "-n", 20, "--temp", 0, "--ignore-eos")
@@ -223,7 +258,7 @@ class CommandLine(Fixture):
 
     def test_help_exits_with_0(self):
         self.assertEqual(run("--help").returncode, 0)
-        for command in ("calibrate", "inspect", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
+        for command in ("calibrate", "inspect", "convert", "generate", "perplexity", "logits", "tokenize", "detokenize", "bench",
                         "needle", "longbench", "aime", "diagnose", "calibrate-study", "depth-study"):
             done = run(command, "--help")
             self.assertEqual(done.returncode, 0)

@@ -184,8 +184,8 @@ TEST_P(AttendCodesTest, MatchesReferences) {
     PrepareQueries(head, queries, scale, prepared);
     CodesScratch scratch;
     std::vector<float> out(c.queries * head.value_dims), lse(c.queries), value(dim);
-    AttendCodes(head, prepared, 0, c.queries, s.records, c.begin, c.tokens, nullptr, rope, scratch,
-                out.data(), lse.data());
+    AttendCodes(head, prepared, 0, c.queries, s.records, c.begin, c.tokens, {}, rope, scratch, out.data(),
+                lse.data());
     for (int i = 0; i < c.queries; ++i) {
       UnrotateValue(head, out.data() + i * head.value_dims, value.data());
       EXPECT_LE(RelativeL2(value, rounded[i]), 1e-3) << "query " << i;
@@ -215,10 +215,11 @@ TEST(AttendCodes, QueryEndHidesLaterTokens) {
     CodesScratch scratch;
     std::vector<float> out(9 * 64), lse(9), one(64);
     float one_lse;
-    AttendCodes(head, prepared, 0, 9, s.records, 10, 200, ends.data(), rope, scratch, out.data(), lse.data());
+    AttendCodes(head, prepared, 0, 9, s.records, 10, 200, {nullptr, ends.data()}, rope, scratch, out.data(),
+                lse.data());
     for (int i = 0; i < 9; ++i) {
-      AttendCodes(head, prepared, i, 1, s.records, 10, std::min<int64_t>(200, ends[i]), nullptr, rope,
-                  scratch, one.data(), &one_lse);
+      AttendCodes(head, prepared, i, 1, s.records, 10, std::min<int64_t>(200, ends[i]), {}, rope, scratch,
+                  one.data(), &one_lse);
       if (ends[i] <= 10) {
         EXPECT_EQ(lse[i], -std::numeric_limits<float>::infinity());
         EXPECT_EQ(one_lse, -std::numeric_limits<float>::infinity());
@@ -244,7 +245,7 @@ TEST(AttendCodes, EmptyRangeGivesMinusInfinity) {
     CodesScratch scratch;
     std::vector<float> out(64, 1.0f);
     float lse = 0;
-    AttendCodes(head, prepared, 0, 1, {}, 64, 64, nullptr, rope, scratch, out.data(), &lse);
+    AttendCodes(head, prepared, 0, 1, {}, 64, 64, {}, rope, scratch, out.data(), &lse);
     EXPECT_EQ(lse, -std::numeric_limits<float>::infinity());
     for (float x : out) EXPECT_EQ(x, 0.0f);
   });
@@ -279,7 +280,7 @@ TEST(AttendCodes, MeanIsExactAtHighPositions) {
     for (int64_t t = first; t < last; t += 7) {
       std::vector<float> out(64), mean(64);
       float lse;
-      AttendCodes(head, prepared, 0, 1, records, t, t + 1, nullptr, rope, scratch, out.data(), &lse);
+      AttendCodes(head, prepared, 0, 1, records, t, t + 1, {}, rope, scratch, out.data(), &lse);
       rope.Rotate(plan.key_mean.data(), t, mean.data());
       double logit = 0, size = 0;
       for (int d = 0; d < 64; ++d) {

@@ -85,8 +85,8 @@ TEST_P(AttendExactTest, MatchesDoublePrecision) {
       hwy::GetChosenTarget().Update(target);
       std::vector<float> scratch(ExactScratchFloats(c.dim, c.queries));
       std::vector<float> out(static_cast<size_t>(c.queries) * c.dim, 7.0f), lse(c.queries);
-      AttendExact(layout, queries, scale, tile_pointers, c.begin, c.end, causal ? ends.data() : nullptr,
-                  scratch.data(), out.data(), lse.data());
+      AttendExact(layout, queries, scale, tile_pointers, c.begin, c.end,
+                  {nullptr, causal ? ends.data() : nullptr}, scratch.data(), out.data(), lse.data());
       for (int i = 0; i < c.queries; ++i) {
         const std::span<const float> row(out.data() + static_cast<size_t>(i) * c.dim, c.dim);
         if (std::isinf(expected_lse[i])) {

@@ -30,6 +30,7 @@ enum class Mistake {
   kOwnExact,    // recent = 0: a decoded token sees itself exactly
   kOwnCodes,    // recent = 0: a prompt's tokens see each other's codes
   kFromHalf,    // a prompt's tokens are encoded from their fp16 copies
+  kWideWindow,  // a window reaches one token further back
 };
 
 /// How many of the keys before a token, times kLagWeight, LaggingHead adds to its key.
@@ -92,6 +93,7 @@ class AttentionModel {
   }
 
   Mistake mistake = Mistake::kNone;
+  int64_t window = 0;  // tokens that a token sees, itself included; 0: all
 
   void Add(SequenceId id) { sequences_[id] = {}; }
   void Remove(SequenceId id) { sequences_.erase(id); }
@@ -225,6 +227,12 @@ class AttentionModel {
     return coded() && t >= sinks && t < coded_end;
   }
 
+  int64_t FirstSeen(int64_t position) const {
+    if (window == 0) return 0;
+    const int64_t seen = mistake == Mistake::kWideWindow ? window + 1 : window;
+    return std::max<int64_t>(position + 1 - seen, 0);
+  }
+
   std::vector<double> Attend(const Sequence& s, int64_t position, const float* queries) const {
     std::vector<double> out(heads_ * dim_);
     std::vector<float> query(dim_);
@@ -237,7 +245,7 @@ class AttentionModel {
       seen.clear();
       const bool next = mistake == Mistake::kNextToken;
       const int64_t end = std::min<int64_t>(position + 1 + next, static_cast<int64_t>(s.tokens.size()));
-      for (int64_t t = 0; t < end; ++t) {
+      for (int64_t t = FirstSeen(position); t < end; ++t) {
         if (mistake == Mistake::kDropToken && t == 70) continue;
         const bool codes = AsCodes(t, position, s.coded_end);
         const bool repeat = mistake == Mistake::kRepeatPage && codes && t / kPageTokens == 1;

@@ -26,6 +26,7 @@ struct Setting {
   CacheKind kind;
   int sinks, recent, heads, kv_heads, dim;
   float value_size = 1.0f;
+  int64_t window = 0;  // as AttentionCall::window
 };
 
 // Values so small that fp16 keeps a bit or two of them: codes of an fp16 copy differ from codes of the
@@ -33,8 +34,8 @@ struct Setting {
 constexpr float kTinyValues = 1e-7f;
 
 std::string Name(const Setting& s) {
-  const std::string shape =
-      std::to_string(s.heads) + "on" + std::to_string(s.kv_heads) + "D" + std::to_string(s.dim);
+  const std::string shape = std::to_string(s.heads) + "on" + std::to_string(s.kv_heads) + "D" +
+                            std::to_string(s.dim) + (s.window > 0 ? "Window" + std::to_string(s.window) : "");
   if (s.value_size != 1.0f) return "TinyValues" + std::to_string(s.sinks) + "_" + shape;
   if (s.kind == CacheKind::kHalf) return "Fp16_" + shape;
   if (s.kind == CacheKind::kFloat) return "Fp32_" + shape;
@@ -82,9 +83,11 @@ class Harness {
         rope_(MakeRope(s.dim)),
         options_(MakeOptions(s, max_tokens, plan_, rope_)),
         cache_(KvCache::Create({1, s.kv_heads, s.dim}, options_, &plan_).value()),
-        op_(pool_, *cache_, rope_),
+        op_(pool_, *cache_, {{rope_}}),
         random_(seed),
-        model(options_, &plan_, rope_, s.heads, s.kv_heads, Scale()) {}
+        model(options_, &plan_, rope_, s.heads, s.kv_heads, Scale()) {
+    model.window = s.window;
+  }
 
   KvCache& cache() { return *cache_; }
   std::mt19937_64& random() { return random_; }
@@ -138,6 +141,7 @@ class Harness {
     call.layer = 0;
     call.heads = setting_.heads;
     call.scale = Scale();
+    call.window = setting_.window;
     call.slices = slices;
     const Status status = op_.Run(call, queries, keys, values, out);
     ASSERT_TRUE(status.ok()) << status.message();
@@ -236,6 +240,14 @@ std::vector<Setting> Settings() {
     add(CacheKind::kSimulated, 16, 100);
     add(CacheKind::kHalf, 0, 0);
     add(CacheKind::kFloat, 0, 0);
+    // Within a page, over pages and as long as the sequences of the split test.
+    for (const int64_t window : {int64_t{1}, int64_t{16}, int64_t{150}, int64_t{1300}}) {
+      settings.push_back({CacheKind::kPacked, 4, 64, shape.heads, shape.kv_heads, shape.dim, 1.0f, window});
+      settings.push_back({CacheKind::kFloat, 0, 0, shape.heads, shape.kv_heads, shape.dim, 1.0f, window});
+    }
+    settings.push_back({CacheKind::kPacked, 16, 0, shape.heads, shape.kv_heads, shape.dim, 1.0f, 40});
+    settings.push_back({CacheKind::kSimulated, 16, 32, shape.heads, shape.kv_heads, shape.dim, 1.0f, 100});
+    settings.push_back({CacheKind::kHalf, 0, 0, shape.heads, shape.kv_heads, shape.dim, 1.0f, 100});
   }
   return settings;
 }
@@ -298,6 +310,7 @@ struct Planted {
   CacheKind kind;
   int sinks, recent;
   float value_size = 1.0f;
+  int64_t window = 0;
 };
 void PrintTo(const Planted& p, std::ostream* os) { *os << p.name; }
 
@@ -306,7 +319,7 @@ class PlantedMistakeTest : public ::testing::TestWithParam<Planted> {};
 // The tolerance tells a wrong rule from rounding.
 TEST_P(PlantedMistakeTest, ExceedsTheTolerance) {
   const Planted& p = GetParam();
-  Harness harness({p.kind, p.sinks, p.recent, 4, 2, 32, p.value_size}, 1024, 29);
+  Harness harness({p.kind, p.sinks, p.recent, 4, 2, 32, p.value_size, p.window}, 1024, 29);
   const SequenceId id = harness.Add();
   harness.Append({{id, 150, false}});
   harness.Append({{id, 40, true}});
@@ -333,6 +346,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Planted{"LateFlush", Mistake::kLateFlush, CacheKind::kPacked, 0, 32},
                       Planted{"OwnExact", Mistake::kOwnExact, CacheKind::kPacked, 0, 0},
                       Planted{"OwnCodes", Mistake::kOwnCodes, CacheKind::kPacked, 4, 0},
+                      Planted{"WideWindow", Mistake::kWideWindow, CacheKind::kFloat, 0, 0, 1.0f, 20},
+                      Planted{"WideWindowPacked", Mistake::kWideWindow, CacheKind::kPacked, 4, 64, 1.0f, 20},
                       Planted{"FromHalf", Mistake::kFromHalf, CacheKind::kPacked, 0, 0, kTinyValues}),
     [](const auto& info) { return std::string(info.param.name); });
 

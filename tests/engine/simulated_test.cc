@@ -1,5 +1,6 @@
 // Simulated caches under whole models: scored as decoded, and twins beside the packed caches they simulate.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 
@@ -126,6 +127,67 @@ TEST_P(SimulatedTinyModel, ATwinIsMuchCloserToItsPackedCacheThanEitherToFp16) {
       EXPECT_NEAR(MeanDivergence(half, twin, vocabulary) / lost, 1.0, 0.05);
     }
   }
+}
+
+/// Of every layer, the relative L2 difference between what the packed cache that drives a pass over `ids`
+/// gives and what its twin makes of the same queries, keys and values.
+std::vector<double> TwinErrors(LoadedModel& model, Context& packed, Context& twin,
+                               std::span<const Token> ids) {
+  std::vector<double> errors;
+  const auto report = [&](int, std::span<const Activations* const> outputs) {
+    std::vector<float> a(static_cast<size_t>(outputs[0]->cols())), b(a.size());
+    double difference = 0, size = 0;
+    for (size_t r = 0; r < ids.size(); ++r) {
+      BGTQ_RETURN_IF_ERROR(model.backend().ReadRow(*outputs[0], static_cast<int64_t>(r), a.data()));
+      BGTQ_RETURN_IF_ERROR(model.backend().ReadRow(*outputs[1], static_cast<int64_t>(r), b.data()));
+      for (size_t i = 0; i < a.size(); ++i) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        size += a[i] * a[i];
+      }
+    }
+    errors.push_back(std::sqrt(difference / size));
+    return Status::Ok();
+  };
+  const std::array<Context*, 1> others = {&twin};
+  const ContextProbe probe{others, report};
+  const SequenceTokens item{*packed.cache().AddSequence(), ids};
+  EXPECT_EQ(*twin.cache().AddSequence(), item.sequence);
+  const Status status = packed.Run({&item, 1}, {.strict = true, .probe = &probe});
+  EXPECT_TRUE(status.ok()) << status.message();
+  return errors;
+}
+
+class SimulatedFamily : public testing::TestWithParam<std::string> {};
+
+// What is left is the packed kernels' rounding of queries and probabilities to 8 bits.
+TEST_P(SimulatedFamily, ATwinAttendsAsItsPackedCacheInEveryLayer) {
+  const auto model = OpenModel(TinyModelPath(GetParam()));
+  ASSERT_NE(model, nullptr);
+  Caches caches(*model, RandomIds(400, 7));
+  const std::vector<Token> ids = RandomIds(300, 5);
+  for (int recent : {0, 64}) {
+    const auto packed = caches.Make("aligned", 4, recent, 320);
+    const auto twin = caches.Make("sim:aligned", 4, recent, 320);
+    const std::vector<double> errors = TwinErrors(*model, *packed, *twin, ids);
+    ASSERT_EQ(errors.size(), static_cast<size_t>(model->config().layers));
+    for (size_t l = 0; l < errors.size(); ++l)
+      EXPECT_LT(errors[l], 2e-2) << "layer " << l << " recent " << recent;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, SimulatedFamily, testing::ValuesIn(FamilyModels()),
+                         [](const auto& info) { return TestName(info.param); });
+
+// Layers that rotate differently: a twin rotates as its head's layer does, other formats say that they
+// cannot.
+TEST(SimulatedModelOfTwoRopes, RefusesFormatsThatAreNoTwinsByName) {
+  const auto model = OpenModel(TinyModelPath("hf/gemma3"));
+  ASSERT_NE(model, nullptr);
+  const auto measured = Measure(*model, RandomIds(400, 7), {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  const auto heads = MakeSimulated(*model, *measured, "kivi", {2, 2});
+  EXPECT_EQ(heads.status().code(), ErrorCode::kUnsupported);
+  EXPECT_NE(heads.status().message().find("kivi"), std::string::npos) << heads.status().message();
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, SimulatedTinyModel, testing::Values("llama", "qwen2"),

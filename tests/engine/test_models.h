@@ -7,13 +7,27 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "src/engine/context.h"
 
 namespace blockgtq::test {
 
+/// A tiny model with random weights: a GGUF file, or "hf/NAME", a folder with safetensors.
 inline std::string TinyModelPath(const std::string& name) {
-  return std::string(BGTQ_TEST_DATA) + "/models/" + name + ".gguf";
+  return std::string(BGTQ_TEST_DATA) + "/models/" + name + (name.starts_with("hf/") ? "" : ".gguf");
+}
+
+/// Every family of hf/, each with another forward pass.
+inline std::vector<std::string> FamilyModels() {
+  return {"hf/mistral-swa", "hf/mistral-nemo", "hf/qwen3",  "hf/qwen3-v5config", "hf/qwen3_moe",
+          "hf/glm",         "hf/glm4",         "hf/gemma3", "hf/olmo2",          "hf/phi3"};
+}
+
+/// A model's name as part of a test's.
+inline std::string TestName(std::string name) {
+  for (char& c : name) c = c == '-' || c == '/' ? '_' : c;
+  return name;
 }
 
 /// Path of a real model, or empty when it has not been fetched (scripts/fetch_models.sh).
@@ -32,7 +46,8 @@ inline constexpr const char* kSmolLm2 = "SmolLM2-135M-Instruct.Q4_1.gguf";
 /// Opens a model on the CPU; a failure fails the test.
 inline std::unique_ptr<LoadedModel> OpenModel(const std::string& path, int threads = 2,
                                               Precision precision = Precision::kFloat) {
-  Result<std::unique_ptr<LoadedModel>> model = LoadedModel::Open(path, {.device = "cpu", .threads = threads});
+  Result<std::unique_ptr<LoadedModel>> model =
+      LoadedModel::Open(path, {.device = "cpu", .threads = threads}, TokenizerUse::kIfThere);
   EXPECT_TRUE(model.ok()) << model.status().message();
   if (!model.ok()) return nullptr;
   (*model)->backend().SetPrecision(precision);

@@ -3,9 +3,11 @@
 #include <cstring>
 #include <random>
 
+#include "src/cache/session.h"
 #include "src/engine/calibration.h"
 #include "src/formats/safetensors.h"
 #include "tests/engine/test_models.h"
+#include "tests/formats/files.h"
 
 namespace blockgtq::test {
 namespace {
@@ -62,7 +64,10 @@ class TinyModel : public testing::TestWithParam<std::string> {
   std::unique_ptr<LoadedModel> model_;
 };
 
-TEST_P(TinyModel, LogitsEqualTransformersWithAFloatCache) {
+/// Those in GGUF, whose references lie beside them.
+class TinyGgufModel : public TinyModel {};
+
+TEST_P(TinyGgufModel, LogitsEqualTransformersWithAFloatCache) {
   for (const char* suffix : {"", "_short"}) {
     const Reference reference = LoadReference(GetParam(), suffix, model_->config().vocabulary);
     for (int64_t batch : {int64_t{1}, int64_t{5}, int64_t{512}}) {
@@ -72,7 +77,7 @@ TEST_P(TinyModel, LogitsEqualTransformersWithAFloatCache) {
   }
 }
 
-TEST_P(TinyModel, LogitsAreCloseToTransformersWithAHalfCache) {
+TEST_P(TinyGgufModel, LogitsAreCloseToTransformersWithAHalfCache) {
   const Reference reference = LoadReference(GetParam(), "", model_->config().vocabulary);
   EXPECT_LT(MaxDifference(Run(CacheKind::kHalf, reference.ids, 1), reference.logits), 5e-2f);
 }
@@ -257,12 +262,41 @@ TEST_P(TinyModel, APlanOfAnotherModelIsRefusedByTheFieldThatDiffers) {
   EXPECT_NE(context.status().message().find("key"), std::string::npos) << context.status().message();
 }
 
+TEST_P(TinyModel, ASessionContinuesAsIfItHadNeverBeenSaved) {
+  const Plan plan = MakeTestPlan("aligned", 3, 3);
+  const std::vector<Token> ids = RandomIds(210, 31);
+  const TemporaryFolder folder;
+  for (const auto& [kind, recent] : std::vector<std::pair<CacheKind, int>>{
+           {CacheKind::kPacked, 64}, {CacheKind::kPacked, 0}, {CacheKind::kHalf, 0}}) {
+    CacheOptions options;
+    options.kind = kind;
+    options.recent = recent;
+    options.max_tokens = 512;
+    const auto context = MakeContext(*model_, options, &plan);
+    const SequenceId first = *context->cache().AddSequence();
+    const std::span<const Token> head = std::span<const Token>(ids).first(200);
+    ASSERT_TRUE(context->Append(first, head, {}, {}).ok());
+    ASSERT_TRUE(SaveSession(context->cache(), first, head, folder.File("s")).ok());
+    const auto loaded = LoadSession(context->cache(), folder.File("s"));
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    EXPECT_TRUE(std::equal(head.begin(), head.end(), loaded->tokens.begin(), loaded->tokens.end()));
+    const auto last = [&](SequenceId sequence) {
+      const Status status = context->Append(sequence, std::span<const Token>(ids).subspan(200), {}, {}, 1);
+      EXPECT_TRUE(status.ok()) << status.message();
+      const int64_t row = 0;
+      const std::span<const float> logits = *context->Logits({&row, 1});
+      return std::vector<float>(logits.begin(), logits.end());
+    };
+    EXPECT_EQ(last(first), last(loaded->sequence)) << "recent " << recent;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, TinyGgufModel, testing::Values("llama", "llama3-rope", "qwen2"),
+                         [](const auto& info) { return TestName(info.param); });
 INSTANTIATE_TEST_SUITE_P(Architectures, TinyModel, testing::Values("llama", "llama3-rope", "qwen2"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return TestName(info.param); });
+INSTANTIATE_TEST_SUITE_P(Families, TinyModel, testing::ValuesIn(FamilyModels()),
+                         [](const auto& info) { return TestName(info.param); });
 
 }  // namespace
 }  // namespace blockgtq::test

@@ -113,6 +113,37 @@ TEST_F(PerplexityOfATinyModel, AnHalfCacheIsAtDistanceZeroFromItselfAndAPackedOn
   EXPECT_LT(some->top1, 1);
 }
 
+class PerplexityOfAFamily : public testing::TestWithParam<std::string> {};
+
+TEST_P(PerplexityOfAFamily, APackedCacheOfThreeBitsIsNearTheHalfCacheAndFourAreNearer) {
+  const auto model = OpenModel(TinyModelPath(GetParam()));
+  ASSERT_NE(model, nullptr);
+  std::vector<Token> tokens;
+  for (int i = 0; i < 400; ++i) tokens.push_back(static_cast<Token>((i * i + 7 * i) % 251));
+  PerplexityOptions options;
+  options.window = 128;
+  options.strict = true;
+  const auto base = ContextOf(*model, CacheKind::kHalf, 128);
+  const auto measured = Measure(*model, tokens, {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  double before = 1.0;  // nats
+  for (double bits : {3.0, 4.0, 8.0}) {
+    const auto plan = MakePlan(*model, *measured, "aligned", {bits, bits, 1});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    CacheOptions cache;
+    cache.max_tokens = 128;
+    cache.recent = 0;
+    const auto result = Perplexity(*MakeContext(*model, cache, &*plan), base.get(), tokens, options);
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    EXPECT_GT(result->kld_mean, 0);
+    EXPECT_LT(result->kld_mean, before) << bits << " bits";
+    before = result->kld_mean;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PerplexityOfAFamily, testing::ValuesIn(FamilyModels()),
+                         [](const auto& info) { return TestName(info.param); });
+
 TEST_F(PerplexityOfATinyModel, BosTakesTheFirstPlaceOfEachWindow) {
   const auto context = ContextOf(*model_, CacheKind::kFloat, 128);
   PerplexityOptions options;

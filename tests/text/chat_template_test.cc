@@ -22,13 +22,17 @@ const char kChatMl[] =
 
 void ExpectRenders(const nlohmann::json& row, const std::string& jinja) {
   const auto golden = test::ReadJson("text/chats.json");
-  const auto recognized = RecognizeTemplate(jinja);
+  const auto recognized = RecognizeTemplate(jinja, "</s>");
   ASSERT_TRUE(recognized.ok()) << row["name"] << ": " << recognized.status().message();
   ASSERT_EQ(golden["chats"].size(), row["rendered"].size());
   for (size_t i = 0; i < row["rendered"].size(); ++i) {
     std::vector<ChatMessage> messages;
     for (const auto& message : golden["chats"][i]) messages.push_back({message[0], message[1]});
     const auto text = RenderChat(*recognized, messages);
+    if (row["rendered"][i].is_null()) {
+      EXPECT_EQ(text.status().code(), ErrorCode::kInvalidArgument) << row["name"] << " chat " << i;
+      continue;
+    }
     ASSERT_TRUE(text.ok()) << text.status().message();
     EXPECT_EQ(*text, row["rendered"][i].get<std::string>()) << row["name"] << " chat " << i;
   }
@@ -42,7 +46,7 @@ TEST(ChatTemplate, RendersKnownTemplatesAsJinja2Does) {
     ++templates;
     ExpectRenders(row, row["template"]);
   }
-  EXPECT_GE(templates, 6);
+  EXPECT_GE(templates, 22);
 }
 
 TEST(ChatTemplate, RendersTheModelsOwnTemplatesAsJinja2Does) {
@@ -67,7 +71,8 @@ TEST(ChatTemplate, TakesTheDefaultSystemMessageFromTheTemplate) {
       "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
       "'<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
       "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-      "'<|im_start|>assistant\n' }}{% endif %}");
+      "'<|im_start|>assistant\n' }}{% endif %}",
+      "");
   ASSERT_TRUE(recognized.ok()) << recognized.status().message();
   EXPECT_EQ(recognized->kind, ChatTemplate::kChatMl);
   EXPECT_EQ(recognized->default_system, "Be kind.");
@@ -80,7 +85,7 @@ std::string Replaced(std::string text, const std::string& from, const std::strin
 }
 
 TEST(ChatTemplate, RefusesWhateverWouldRenderDifferently) {
-  ASSERT_TRUE(RecognizeTemplate(kChatMl).ok());
+  ASSERT_TRUE(RecognizeTemplate(kChatMl, "").ok());
   const std::vector<std::string> others = {
       "",
       "{{ messages }}",
@@ -97,15 +102,61 @@ TEST(ChatTemplate, RefusesWhateverWouldRenderDifferently) {
       Replaced(kChatMl, "assistant\\n'", "assistant\\n<think>\\n'"),
   };
   for (const auto& jinja : others) {
-    const auto recognized = RecognizeTemplate(jinja);
+    const auto recognized = RecognizeTemplate(jinja, "</s>");
     ASSERT_FALSE(recognized.ok()) << jinja;
     EXPECT_EQ(recognized.status().code(), ErrorCode::kUnsupported);
     EXPECT_THAT(recognized.status().message(), HasSubstr("--no-chat"));
   }
 }
 
+TEST(ChatTemplate, RefusesChangedTemplatesOfEveryFamily) {
+  const auto golden = test::ReadJson("text/chats.json");
+  for (const auto& row : golden["templates"]) {
+    if (!row.contains("template")) continue;
+    const std::string jinja = row["template"];
+    EXPECT_FALSE(RecognizeTemplate(jinja + "{{ 'more' }}", "</s>").ok()) << row["name"];
+    EXPECT_FALSE(RecognizeTemplate("{{ 'more' }}" + jinja, "</s>").ok()) << row["name"];
+    EXPECT_FALSE(RecognizeTemplate(Replaced(jinja, "assistant", "helper"), "</s>").ok()) << row["name"];
+  }
+}
+
+TEST(ChatTemplate, NeedsTheEndTokenThatATemplateWrites) {
+  const auto golden = test::ReadJson("text/chats.json");
+  for (const auto& row : golden["templates"]) {
+    if (row["name"] != "mistral nemo" && row["name"] != "olmo2") continue;
+    const auto recognized = RecognizeTemplate(row["template"].get<std::string>(), "");
+    ASSERT_FALSE(recognized.ok());
+    EXPECT_THAT(recognized.status().message(), HasSubstr("eos_token"));
+  }
+}
+
+TEST(ChatTemplate, KnowsWhichTemplatesPutBosFirst) {
+  const auto golden = test::ReadJson("text/chats.json");
+  for (const auto& row : golden["templates"]) {
+    if (!row.contains("template")) continue;
+    const std::string jinja = row["template"];
+    const auto recognized = RecognizeTemplate(jinja, "</s>");
+    ASSERT_TRUE(recognized.ok()) << row["name"];
+    EXPECT_EQ(BeginsWithBos(*recognized), jinja.find("bos_token") != std::string::npos) << row["name"];
+  }
+}
+
+TEST(ChatTemplate, ContinuesAChatAsTheWholeChatIsRendered) {
+  const auto golden = test::ReadJson("text/chats.json");
+  for (const auto& row : golden["templates"]) {
+    if (!row.contains("template")) continue;
+    const auto recognized = RecognizeTemplate(row["template"].get<std::string>(), "</s>");
+    ASSERT_TRUE(recognized.ok()) << row["name"];
+    const std::vector<ChatMessage> chat = {{"user", "a"}, {"assistant", "b"}, {"user", "c"}};
+    const auto whole = RenderChat(*recognized, chat);
+    const auto turn = RenderNextTurn(*recognized, "c");
+    ASSERT_TRUE(whole.ok() && turn.ok()) << row["name"];
+    EXPECT_TRUE(whole->ends_with("b" + *turn)) << row["name"];
+  }
+}
+
 TEST(ChatTemplate, RefusesUnknownRolesAndEmptyChats) {
-  const auto recognized = RecognizeTemplate(kChatMl);
+  const auto recognized = RecognizeTemplate(kChatMl, "");
   ASSERT_TRUE(recognized.ok());
   const std::vector<ChatMessage> tool = {{"user", "a"}, {"tool", "b"}};
   const auto refused = RenderChat(*recognized, tool);

@@ -24,7 +24,7 @@ std::vector<Token> ChatFrame::Wrap(std::span<const Token> message) const {
 ChatFrame MakePlainFrame(const LoadedModel& model, std::string_view answer_start) {
   const Tokenizer& tokenizer = model.tokenizer();
   ChatFrame frame;
-  if (tokenizer.add_bos() && tokenizer.bos() >= 0) frame.before.push_back(tokenizer.bos());
+  frame.before = model.PromptStart(nullptr);
   frame.after = tokenizer.Encode(answer_start, false);
   return frame;
 }
@@ -41,9 +41,7 @@ Result<ChatFrame> MakeChatFrame(const LoadedModel& model, std::string_view answe
   }
   const Tokenizer& tokenizer = model.tokenizer();
   ChatFrame frame;
-  if ((BeginsWithBos(chat) || tokenizer.add_bos()) && tokenizer.bos() >= 0) {
-    frame.before.push_back(tokenizer.bos());
-  }
+  frame.before = model.PromptStart(&chat);
   AppendTokens(frame.before, tokenizer.Encode(rendered.substr(0, at), true));
   frame.after = tokenizer.Encode(rendered.substr(at + mark.size()), true);
   AppendTokens(frame.after, tokenizer.Encode(answer_start, false));

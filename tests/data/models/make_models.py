@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 from safetensors import safe_open
 
 NAMES = ["llama", "llama3-rope", "qwen2"]
+FAMILIES = ["qwen3_moe", "glm4", "gemma3"]  # their references: hf/NAME
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}  # where GGUF's name is another
 LAYER = {
     "input_layernorm.weight": "attn_norm.weight", "self_attn.q_proj.weight": "attn_q.weight",
     "self_attn.k_proj.weight": "attn_k.weight", "self_attn.v_proj.weight": "attn_v.weight",
@@ -23,13 +25,18 @@ LAYER = {
     "self_attn.v_proj.bias": "attn_v.bias", "self_attn.o_proj.weight": "attn_output.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight", "mlp.gate_proj.weight": "ffn_gate.weight",
     "mlp.up_proj.weight": "ffn_up.weight", "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate_up_proj.weight": "ffn_up.weight", "mlp.gate.weight": "ffn_gate_inp.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "post_self_attn_layernorm.weight": "post_attention_norm.weight", "post_mlp_layernorm.weight": "post_ffw_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight", "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
+GEMMA = {"post_attention_layernorm.weight": "post_attention_norm.weight"}
 
 
-def gguf_name(name):
+def gguf_name(name, arch):
     if name.startswith("model.layers."):
         layer, rest = name[len("model.layers."):].split(".", 1)
-        return f"blk.{layer}.{LAYER[rest]}"
+        return f"blk.{layer}.{GEMMA.get(rest, LAYER[rest]) if arch == 'gemma3' else LAYER[rest]}"
     return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
             "lm_head.weight": "output.weight"}[name]
 
@@ -57,10 +64,25 @@ def load(path):
     return out
 
 
+def gguf_tensors(stored, arch):
+    """(name, stored dtype, array) of each tensor; those of experts stacked, as GGUF has them."""
+    stacks = {}
+    for name, (dtype, array) in stored.items():
+        parts = name.split(".mlp.experts.")
+        if len(parts) == 1:
+            yield gguf_name(name, arch), dtype, array
+            continue
+        expert, module, _ = parts[1].split(".")
+        layer = parts[0].rsplit(".", 1)[1]
+        stacks.setdefault((f"blk.{layer}.ffn_{module.removesuffix('_proj')}_exps.weight", dtype), {})[int(expert)] = array
+    for (name, dtype), experts in stacks.items():
+        yield name, dtype, np.stack([experts[i] for i in range(len(experts))])
+
+
 def make(source, name, out):
     config = json.loads((source / name / "config.json").read_text())
     meta = json.loads((source / name / "meta.json").read_text())
-    arch = config["model_type"]
+    arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     w = gguf.GGUFWriter(out / f"{name}.gguf", arch)
     w.add_block_count(config["num_hidden_layers"])
@@ -71,6 +93,19 @@ def make(source, name, out):
     w.add_head_count_kv(kv_heads)
     w.add_layer_norm_rms_eps(config["rms_norm_eps"])
     w.add_rope_freq_base(config["rope_theta"])
+    if config.get("head_dim", 0) * heads not in (0, config["hidden_size"]):
+        w.add_key_length(config["head_dim"])
+        w.add_value_length(config["head_dim"])
+    if "partial_rotary_factor" in config:
+        w.add_rope_dimension_count(int(config["head_dim"] * config["partial_rotary_factor"]))
+    if arch == "gemma3":
+        w.add_sliding_window(config["sliding_window"])
+        w.add_uint32("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
+        w.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+    if arch == "qwen3moe":
+        w.add_expert_count(config["num_local_experts"])
+        w.add_expert_used_count(config["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(config["moe_intermediate_size"])
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
     keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -86,20 +121,23 @@ def make(source, name, out):
         dims = config["head_dim"]
         plain = config["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
         w.add_tensor("rope_freqs.weight", (plain / used).astype(np.float32))
-    for hf_name, (dtype, array) in load(source / name / "model.safetensors").items():
-        target = gguf_name(hf_name)
+    for target, dtype, array in gguf_tensors(load(source / name / "model.safetensors"), arch):
         if arch == "llama" and ("attn_q." in target or "attn_k." in target):
             array = interleave(array, heads if "attn_q." in target else kv_heads)
-        if dtype == "BF16" and array.ndim == 2:
+        if arch == "gemma3" and target.endswith("norm.weight"):
+            array = array + 1
+        if dtype == "BF16" and array.ndim > 1:
             bits = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
             w.add_tensor(target, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16,
-                         raw_shape=(array.shape[0], array.shape[1] * 2))
+                         raw_shape=(*array.shape[:-1], array.shape[-1] * 2))
         else:
             w.add_tensor(target, np.ascontiguousarray(array))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+    if name in FAMILIES:
+        return
     with safe_open(source / name / "reference.safetensors", "np") as f:
         tensors = {k: f.get_tensor(k) for k in ("input_ids", "input_ids_short", "logits", "logits_short")}
     save_file({k: v.astype(np.int32) if k.startswith("input") else v for k, v in tensors.items()},
@@ -107,5 +145,5 @@ def make(source, name, out):
 
 
 if __name__ == "__main__":
-    for model in NAMES:
+    for model in NAMES + FAMILIES:
         make(pathlib.Path(sys.argv[1]), model, pathlib.Path(__file__).parent)

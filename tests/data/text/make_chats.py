@@ -1,7 +1,8 @@
 """Writes chats.json: what jinja2 renders from chat templates, for the tests of src/text/chat_template.cc.
 
   pip install jinja2 gguf && python make_chats.py MODEL.gguf...
-The models' own templates are read from the GGUF files and not stored; the others stand below.
+The models' own templates are read from the GGUF files and not stored; the others stand below and in chat_templates.py.
+A chat that a template refuses is null.
 """
 import json
 import pathlib
@@ -10,6 +11,8 @@ import sys
 import jinja2
 import jinja2.sandbox
 from gguf import GGUFReader
+
+import chat_templates
 
 LLAMA3_TURN = ("'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + "
                "'<|eot_id|>'")
@@ -84,17 +87,30 @@ CHATS = [
     [("user", "  What is 2+2?\n"), ("assistant", " 4 "), ("user", "\u00a0and 3+3?\u3000")],
     [("system", "\tS\n\n"), ("user", "a"), ("assistant", "b"), ("system", "again"), ("user", "{{ c }} <|im_end|>")],
     [("assistant", "I speak first"), ("user", "\u4f60\u597d \U0001f600")],
+    [("user", "q"), ("assistant", "<think>\n\nhm\n\n</think>\n\nanswer\n"), ("user", "again")],
+    [("system", "S"), ("user", "q"), ("assistant", "<think>a</think>b</think>\nc")],
+    [("user", "<tool_response>x</tool_response>"), ("assistant", "\nno thought")],
+    [("user", "q"), ("assistant", "<think>x</think>y"), ("assistant", "z")],
+    [("system", "S"), ("user", "one"), ("user", "two")],
+    [("system", "only")],
 ]
 
 
 def render(template, messages):
     env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    text = env.from_string(template).render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
-    return text
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    env.globals["raise_exception"] = raise_exception
+    try:  # BOS is left out: it is not put into text
+        return env.from_string(template).render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
+    except jinja2.exceptions.TemplateError:
+        return None
 
 
 def main():
-    templates = dict(TEMPLATES)
+    templates = TEMPLATES | chat_templates.TEMPLATES
     models = {}
     for path in sys.argv[1:]:
         models[pathlib.Path(path).name] = GGUFReader(path).fields["tokenizer.chat_template"].contents()

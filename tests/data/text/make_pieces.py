@@ -1,7 +1,7 @@
 """Writes pre_tokenizer_pieces.json: how the published patterns cut a set of texts.
 
 Two independent engines must agree: the Python package `regex` and Hugging Face `tokenizers`.
-  pip install regex tokenizers && python make_pieces.py
+  pip install regex tokenizers sentencepiece gguf && python make_pieces.py
 """
 import json
 import pathlib
@@ -11,6 +11,8 @@ import regex
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
+import make_tokenizers
+
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
@@ -19,6 +21,11 @@ PATTERNS = {  # applied one after the other, each inside the pieces of the one b
     "qwen2": [LLAMA3 % r"\p{N}"],
     "llama-bpe": [LLAMA3 % r"\p{N}{1,3}"],
     "gpt-2": [GPT2],
+    "tekken": [make_tokenizers.TEKKEN],
+    "gpt-4o": [make_tokenizers.GPT4O],
+    "deepseek-llm": make_tokenizers.DEEPSEEK2 + [r"\p{N}"],
+    "deepseek-coder": make_tokenizers.CODER + [r"\p{N}"],
+    "deepseek-v3": make_tokenizers.DEEPSEEK3,
 }
 
 
@@ -28,7 +35,7 @@ def with_regex(patterns, text):
         cut = []
         for piece in pieces:
             at = 0
-            for m in regex.finditer(pattern, piece):
+            for m in regex.finditer(pattern, piece, regex.MULTILINE):
                 cut += [piece[at:m.start()], m.group()]
                 at = m.end()
             cut.append(piece[at:])

@@ -1,0 +1,211 @@
+// See model_config.h.
+#include "src/models/model_config.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "src/formats/message.h"
+#include "src/models/rope_config.h"
+
+namespace blockgtq {
+namespace {
+
+// Bounds that no known model reaches; they keep products of dimensions far from overflow.
+constexpr int64_t kMaxLayers = 4096, kMaxHeads = 4096, kMaxHeadDim = 1024, kMaxWidth = int64_t{1} << 22,
+                  kMaxExperts = 4096;
+
+Status Corrupt(const ModelSource& source, const std::string& what) {
+  return Status(ErrorCode::kCorruptFile, fmt::format("{}: {}", source.name(), what));
+}
+
+/// Keys that would change the forward pass and that no family here has: refused unless they say nothing.
+Status RefuseUnknownMeanings(const ModelKeys& keys) {
+  static constexpr const char* kKeys[] = {
+      "attention.clamp_kqv",    "attention.max_alibi_bias", "logit_scale",
+      "residual_scale",         "embedding_scale",          "attn_logit_softcapping",
+      "final_logit_softcapping"};
+  for (const char* key : kKeys) {
+    BGTQ_ASSIGN_OR_RETURN(const double value, keys.RealOr(key, 0.0));
+    if (value == 0.0) continue;
+    return keys.Error(ErrorCode::kUnsupported, key,
+                      fmt::format("= {} is not supported by this build", value));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const bool causal, keys.FlagOr("attention.causal", true));
+  if (!causal) {
+    return keys.Error(ErrorCode::kUnsupported, "attention.causal", "= false is not supported by this build");
+  }
+  return Status::Ok();
+}
+
+Status ReadGate(const ModelKeys& keys, GateFunction fallback, ModelConfig& config) {
+  config.gate = fallback;
+  if (!keys.Has("feed_forward.activation")) return Status::Ok();
+  BGTQ_ASSIGN_OR_RETURN(const std::string name, keys.Text("feed_forward.activation"));
+  const bool is_gelu = name == "gelu_pytorch_tanh" || name == "gelu_new";  // two names of the tanh form
+  if (!is_gelu && name != "silu") {
+    return keys.Error(
+        ErrorCode::kUnsupported, "feed_forward.activation",
+        fmt::format("is '{}', which this build does not support (silu and gelu_pytorch_tanh are)",
+                    Printable(name)));
+  }
+  config.gate = is_gelu ? GateFunction::kGeluTanh : GateFunction::kSilu;
+  return Status::Ok();
+}
+
+Status ReadWindows(const ModelKeys& keys, int pattern, ModelConfig& config) {
+  BGTQ_ASSIGN_OR_RETURN(config.window, keys.IntOr("attention.sliding_window", 0));
+  if (config.window < 0) {
+    return keys.Error(ErrorCode::kCorruptFile, "attention.sliding_window",
+                      fmt::format("is {}", config.window));
+  }
+  // No sequence outgrows a window as long as the context.
+  if (config.window >= config.context_length) config.window = 0;
+  if (config.window == 0) return Status::Ok();
+  constexpr const char* kPattern = "attention.sliding_window_pattern";
+  const auto layers = static_cast<size_t>(config.layers);
+  if (keys.IsList(kPattern)) {
+    BGTQ_ASSIGN_OR_RETURN(const std::vector<int64_t> windowed, keys.Ints(kPattern));
+    if (windowed.size() != layers) {
+      return keys.Error(ErrorCode::kCorruptFile, kPattern,
+                        fmt::format("is of {} layers, not {}", windowed.size(), layers));
+    }
+    for (int64_t w : windowed) config.windowed.push_back(w != 0 ? 1 : 0);
+    return Status::Ok();
+  }
+  BGTQ_ASSIGN_OR_RETURN(const int64_t every, keys.IntOr(kPattern, pattern));
+  if (every < 1) return keys.Error(ErrorCode::kCorruptFile, kPattern, fmt::format("is {}", every));
+  if (every == 1) return Status::Ok();
+  for (size_t l = 0; l < layers; ++l)
+    config.windowed.push_back(static_cast<int64_t>(l + 1) % every != 0 ? 1 : 0);
+  return Status::Ok();
+}
+
+Status ReadExperts(const ModelSource& source, const ConfigDefaults& defaults, ModelConfig& config) {
+  const ModelKeys& keys = source.keys();
+  BGTQ_ASSIGN_OR_RETURN(const int64_t count, keys.IntOr("expert_count", 0));
+  if (count == 0 && !defaults.experts) return Status::Ok();
+  if (!defaults.experts) {
+    return keys.Error(
+        ErrorCode::kUnsupported, "expert_count",
+        fmt::format("is {}, but a {} has no experts in this build", count, source.architecture()));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const int64_t checked, keys.Dimension("expert_count", kMaxExperts));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t used, keys.Dimension("expert_used_count", checked));
+  ExpertConfig& experts = config.experts;
+  experts.count = static_cast<int>(checked);
+  experts.used = static_cast<int>(used);
+  BGTQ_ASSIGN_OR_RETURN(experts.feed_forward, keys.Dimension("expert_feed_forward_length", kMaxWidth));
+  BGTQ_ASSIGN_OR_RETURN(experts.renormalise,
+                        keys.FlagOr("expert_weights_norm", source.gguf() != nullptr && defaults.renormalise));
+  BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("expert_weights_scale", 1.0));
+  if (!(scale > 0) || !std::isfinite(scale))
+    return keys.Error(ErrorCode::kCorruptFile, "expert_weights_scale", fmt::format("is {}", scale));
+  experts.scale = static_cast<float>(scale);
+  constexpr int64_t kSoftmax = 1;
+  BGTQ_ASSIGN_OR_RETURN(const int64_t gating, keys.IntOr("expert_gating_func", kSoftmax));
+  if (gating == kSoftmax) return Status::Ok();
+  return keys.Error(ErrorCode::kUnsupported, "expert_gating_func",
+                    fmt::format("is {}: routers other than softmax are not supported by this build", gating));
+}
+
+Status ReadHeads(const ModelSource& source, ModelConfig& config) {
+  const ModelKeys& keys = source.keys();
+  for (const char* key : {"attention.head_count", "attention.head_count_kv"}) {
+    if (keys.IsList(key)) {
+      return keys.Error(ErrorCode::kUnsupported, key, "differs by layer, which this build does not support");
+    }
+  }
+  BGTQ_ASSIGN_OR_RETURN(const int64_t heads, keys.Dimension("attention.head_count", kMaxHeads));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t kv_heads, keys.IntOr("attention.head_count_kv", heads));
+  if (kv_heads < 1 || kv_heads > heads || heads % kv_heads != 0) {
+    return keys.Error(ErrorCode::kCorruptFile, "attention.head_count_kv",
+                      fmt::format("is {}, which does not divide {} heads", kv_heads, heads));
+  }
+  BGTQ_ASSIGN_OR_RETURN(const int64_t head_dim, keys.IntOr("attention.key_length", config.embedding / heads));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t value_dim, keys.IntOr("attention.value_length", head_dim));
+  if (head_dim < 2 || head_dim > kMaxHeadDim) {
+    return keys.Error(ErrorCode::kCorruptFile, "attention.key_length",
+                      fmt::format("is {}, not in 2..{}", head_dim, kMaxHeadDim));
+  }
+  if (value_dim != head_dim) {
+    return keys.Error(
+        ErrorCode::kUnsupported, "attention.value_length",
+        fmt::format("{} differs from the keys' {}, which this build does not support", value_dim, head_dim));
+  }
+  if (head_dim % kUnitDims != 0) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("{}: head dimension {} is not a multiple of {}, which this build's kernels need",
+                    source.name(), head_dim, kUnitDims));
+  }
+  config.heads = static_cast<int>(heads);
+  config.kv_heads = static_cast<int>(kv_heads);
+  config.head_dim = static_cast<int>(head_dim);
+  BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("attention.scale", 0.0));
+  if (!(scale >= 0) || !std::isfinite(scale))
+    return keys.Error(ErrorCode::kCorruptFile, "attention.scale", fmt::format("is {}", scale));
+  config.attention_scale =
+      static_cast<float>(scale > 0 ? scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
+  return Status::Ok();
+}
+
+}  // namespace
+
+LayerRopes ModelConfig::ropes() const {
+  if (!window_rope.has_value()) return {{rope}};
+  LayerRopes all{{rope, *window_rope}};
+  for (int l = 0; l < layers; ++l) all.of_layer.push_back(window_of(l) > 0 ? 1 : 0);
+  return all;
+}
+
+Status RequireOneRope(const ModelConfig& config, std::string_view what) {
+  if (!config.window_rope.has_value()) return Status::Ok();
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: the layers of a {} with a sliding window rotate at another base, which this is "
+                  "not made for",
+                  what, config.architecture));
+}
+
+Result<ModelConfig> ReadModelConfig(const ModelSource& source, const ConfigDefaults& defaults) {
+  const ModelKeys& keys = source.keys();
+  ModelConfig config;
+  config.architecture = source.architecture();
+  config.gguf_pairing = defaults.pairing;
+  BGTQ_RETURN_IF_ERROR(RefuseUnknownMeanings(keys));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t layers, keys.Dimension("block_count", kMaxLayers));
+  config.layers = static_cast<int>(layers);
+  BGTQ_ASSIGN_OR_RETURN(config.embedding, keys.Dimension("embedding_length", kMaxWidth));
+  BGTQ_ASSIGN_OR_RETURN(config.feed_forward, keys.Dimension("feed_forward_length", kMaxWidth));
+  BGTQ_ASSIGN_OR_RETURN(config.context_length,
+                        keys.Dimension("context_length", std::numeric_limits<int32_t>::max()));
+  BGTQ_RETURN_IF_ERROR(ReadHeads(source, config));
+  BGTQ_RETURN_IF_ERROR(ReadGate(keys, defaults.gate, config));
+  BGTQ_RETURN_IF_ERROR(ReadWindows(keys, defaults.window_pattern, config));
+  BGTQ_RETURN_IF_ERROR(ReadExperts(source, defaults, config));
+  BGTQ_ASSIGN_OR_RETURN(const double epsilon, keys.Real("attention.layer_norm_rms_epsilon"));
+  if (!(epsilon > 0) || !(epsilon < 1)) {
+    return keys.Error(ErrorCode::kCorruptFile, "attention.layer_norm_rms_epsilon",
+                      fmt::format("is {}", epsilon));
+  }
+  config.norm_epsilon = static_cast<float>(epsilon);
+  const ModelTensor* table = source.Find("token_embd.weight");
+  if (table == nullptr) return Corrupt(source, "tensor token_embd.weight is missing");
+  config.vocabulary = table->rows;
+  BGTQ_RETURN_IF_ERROR(ReadRope(source, defaults.window_base, config));
+  return config;
+}
+
+Status CheckAllKeysRead(const ModelSource& source) {
+  // The vocabulary's size is the embedding table's; what RoPE was trained on matters to some scalings only,
+  // which read it; the window's layers only with a window.
+  static constexpr std::array<std::string_view, 5> kHarmless = {
+      "vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+      "attention.sliding_window_pattern", "tensor_data_layout"};
+  return source.keys().CheckAllRead(kHarmless);
+}
+
+}  // namespace blockgtq
