@@ -119,6 +119,7 @@ class MeanBias {
     batch_end_ += kBatchTiles;
     Phases phases;
     phases.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * i; });
+    Phases::Prefetch(p, segment_.tiles - 1, [&](int i) { return tile + segment_.step * (i + kBatchTiles); });
     __syncwarp();
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) Compute(phases, TileAt(WarpIndex(), round + Row()), group);

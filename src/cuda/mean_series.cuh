@@ -120,6 +120,17 @@ struct BatchPhases {
     direct = __ldg(row + header.direct_unit[0] * kUnitQuads);
   }
 
+  /// Asks L2 for the phases of a batch later on; tile_of as Load has it. A lane takes a part of one tile's.
+  template <typename TileOf>
+  static __device__ __forceinline__ void Prefetch(const DecodeParams& p, int last, TileOf tile_of) {
+    constexpr int kLines = PhaseBytes(kHeadDim) / 128;
+    const int tile = min(tile_of(Fresh(threadIdx.x >> 2 & 7)), last);
+    const uint8_t* row = reinterpret_cast<const uint8_t*>(p.phases) +
+                         static_cast<size_t>(tile) * PhaseBytes(kHeadDim) + (threadIdx.x & 3) * (32 * kLines);
+#pragma unroll
+    for (int i = 0; i < kLines / 4; ++i) PrefetchToL2(row + 128 * i);
+  }
+
   __device__ __forceinline__ uint4 High(int slot) const { return Read(series_row + slot * kUnitQuads); }
   __device__ __forceinline__ uint4 Low(int slot) const { return Read(series_row + slot * kUnitQuads + 4); }
   /// Plain loads stay behind a __syncwarp.
