@@ -104,11 +104,6 @@ Result<HeadTraits> TraitsOf(std::span<const HeadPlan> heads, const RopeConfig& r
                                                      std::to_string(heads[h].head_dim));
     }
     size_t direct_units = SplitMeanUnits(heads[h], rope).direct.size();
-    if (direct_units > kMaxDirectUnits) {
-      return Unsupported(h, "has a mean in " + std::to_string(direct_units) +
-                                " units of high frequency; the kernels have up to " +
-                                std::to_string(kMaxDirectUnits));
-    }
     if (!heads[h].mean_units.empty()) direct_units = std::max<size_t>(direct_units, 1);  // mean_layout.h
     const HeadTraits head = {heads[h].key_units(), static_cast<int>(heads[h].mean_units.size()),
                              RecordLayout::For(heads[h]).bytes, heads[h].value.width,

@@ -26,15 +26,15 @@ constexpr bool kSm90 = true;
 /// The warp's index in its block, in a form that the compiler knows to be the same for the whole warp.
 __device__ __forceinline__ int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
 
-/// x, as a value that the compiler cannot know again: what is computed from it is not kept in registers from one
-/// turn of a loop to the next.
+/// x, as a value that the compiler cannot know again: what is computed from it is not kept in registers from
+/// one turn of a loop to the next.
 __device__ __forceinline__ int Fresh(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-/// 0, defined here and nowhere else: a variable that is only set under a condition then takes no register in the
-/// turn of a loop before.
+/// 0, defined here and nowhere else: a variable that is only set under a condition then takes no register in
+/// the turn of a loop before.
 __device__ __forceinline__ float FreshZero() {
   float x;
   asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
