@@ -33,6 +33,8 @@ if(TARGET bgtq_cuda)
   target_compile_definitions(bgtq_engine PRIVATE BGTQ_HAVE_CUDA=1)
 endif()
 bgtq_layer(eval DEPENDS engine)
+bgtq_layer(serve DEPENDS engine)
+bgtq_layer(http DEPENDS serve Boost::headers nlohmann_json::nlohmann_json)
 
 # Sanitizers and kernels that are compiled for several targets: checking every operation takes minutes a file, so those
 # are checked for addresses only; the two product kernels, with a template for each weight type, take more than ten

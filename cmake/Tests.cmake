@@ -14,7 +14,7 @@ function(bgtq_test_folder name)
   gtest_discover_tests(${name}_tests DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${name})
 endfunction()
 
-foreach(folder core codec formats text cache backend cpu models engine eval)
+foreach(folder core codec formats text cache backend cpu models engine eval serve http)
   bgtq_test_folder(${folder})
 endforeach()
 
@@ -34,6 +34,10 @@ if(Python3_Interpreter_FOUND)
   add_test(NAME CommandLine COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/cli/cli_test.py
                                     $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
   set_tests_properties(CommandLine PROPERTIES LABELS cli)
+  # The server as its clients meet it, over loopback.
+  add_test(NAME HttpServer COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/http/server_test.py
+                                   $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
+  set_tests_properties(HttpServer PROPERTIES LABELS http)
 else()
   message(STATUS "No Python 3: the architecture and command-line tests are left out")
 endif()

@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 packages=(g++ cmake ninja-build ccache pkg-config git ca-certificates
   libhwy-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libxxhash-dev libcli11-dev
-  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip)
+  libboost-dev libgtest-dev libgmock-dev libbenchmark-dev python3 python3-pip)
 case "${1:-}" in
   "") ;;
   --dev) packages+=(clang clang-format clang-tidy libclang-rt-14-dev shellcheck g++-aarch64-linux-gnu) ;;

@@ -29,6 +29,7 @@ std::unique_ptr<Command> MakeBench();
 std::unique_ptr<Command> MakeNeedle();
 std::unique_ptr<Command> MakeLongBench();
 std::unique_ptr<Command> MakeAime();
+std::unique_ptr<Command> MakeServe();
 std::unique_ptr<Command> MakeDepthStudy();
 std::unique_ptr<Command> MakeCalibrateStudy();
 

@@ -39,6 +39,7 @@ constexpr std::array<CommandInfo, 15> kCommands = {{
     {"needle", "facts hidden in long texts, over lengths and depths", MakeNeedle},
     {"longbench", "the English tasks of LongBench, from their JSONL files", MakeLongBench},
     {"aime", "competition problems, several samples each: pass@1", MakeAime},
+    {"serve", "an HTTP server with OpenAI's API", MakeServe},
 }};
 
 int Main(int argc, char** argv) {

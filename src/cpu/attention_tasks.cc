@@ -45,8 +45,9 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
     const bool split_codes = has_codes();
     const int64_t length = std::max<int64_t>(
         split_codes ? whole.code_end - std::max(whole.code_begin, seen) : whole.exact_end - seen, 0);
-    const int64_t wanted =
-        kTasksPerThread * pool.threads() / (static_cast<int64_t>(wave.size()) * kv_heads) + 1;
+    // Where a sequence is cut does not depend on what else is in the batch: its sums are then the same, to
+    // the bit, alone and among others.
+    const int64_t wanted = kTasksPerThread * pool.threads() / kv_heads + 1;
     const int64_t splits =
         s->count > 1 ? 1 : std::clamp<int64_t>(std::min(wanted, length / kMinSplitTokens), 1, wanted);
     for (int h = 0; h < kv_heads; ++h) {

@@ -9,8 +9,8 @@ namespace blockgtq {
 
 Result<TensorView> ModelTensor::Rows(int64_t first, int64_t count) const {
   if (first < 0 || count < 1 || first > rows || count > rows - first) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("tensor {}: rows {} to {} of {}", stored_name, first, first + count, rows));
+    return Status(ErrorCode::kInvalidArgument, fmt::format("tensor {}: {} rows from {} are needed; it has {}",
+                                                           stored_name, count, first, rows));
   }
   int64_t begin = 0;  // of the part
   for (const TensorView& part : parts) {
@@ -27,8 +27,9 @@ Result<TensorView> ModelTensor::Rows(int64_t first, int64_t count) const {
 
 Result<TensorView> ModelTensor::Elements(int64_t first, int64_t count) const {
   if (first < 0 || count < 1 || first > cols || count > cols - first) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("tensor {}: elements {} to {} of {}", stored_name, first, first + count, cols));
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("tensor {}: {} elements from {} are needed; it has {}", stored_name, count, first, cols));
   }
   const TensorTypeInfo& info = GetTensorType(type());
   if (rows != 1 || info.block_elements != 1) {

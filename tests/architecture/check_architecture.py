@@ -29,7 +29,9 @@ RANKS = {
     "models": 6,
     "engine": 7,
     "eval": 8,
-    "apps": 9,
+    "serve": 8,
+    "http": 9,
+    "apps": 10,
 }
 PUBLIC = "public"  # include/blockgtq: seen by every layer, sees only itself
 # Edges that go down but are not allowed: a model is described by operations, not by one backend's kernels.
