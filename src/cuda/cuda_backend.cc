@@ -298,8 +298,8 @@ class CudaBackend : public Backend {
       : device_(std::move(device)),
         memory_(*device_),
         graphs_(*device_),
-        experts_(*device_),
-        matmul_(device_->limits().processors) {}
+        matmul_(device_->limits().processors),
+        experts_(*device_) {}
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;
