@@ -23,7 +23,7 @@ struct CommandInfo {
   std::unique_ptr<Command> (*make)();
 };
 
-constexpr std::array<CommandInfo, 15> kCommands = {{
+constexpr std::array<CommandInfo, 16> kCommands = {{
     {"calibrate", "measure a model on text and write a plan of bit widths", MakeCalibrate},
     {"inspect", "show a model's metadata, or a plan's widths", MakeInspect},
     {"convert", "write a safetensors model as GGUF", MakeConvert},
