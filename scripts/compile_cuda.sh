@@ -24,7 +24,7 @@ cd "$repo_root"
 compile() {
   local log
   log=$(nvcc -std=c++20 --expt-relaxed-constexpr -Iinclude -I. -gencode "arch=compute_$1,code=sm_$1" -Xptxas -v \
-    -cubin -o /dev/null "$2" 2>&1) || {
+    -cubin -o "$3/$(basename "$2").cubin" "$2" 2>&1) || {
     printf '%s\n' "$log" >&2
     return 1
   }
@@ -35,4 +35,6 @@ compile() {
   printf 'sm_%s: %s\n' "$1" "$2"
 }
 export -f compile
-printf '%s\0' src/cuda/*.cu | xargs -0 -P "$jobs" -I {} bash -c 'compile "$@"' _ "$architecture" {}
+cubins=$(mktemp -d)
+trap 'rm -rf "$cubins"' EXIT
+printf '%s\0' src/cuda/*.cu | xargs -0 -P "$jobs" -I {} bash -c 'compile "$@"' _ "$architecture" {} "$cubins"

@@ -15,6 +15,7 @@
 #include "src/cuda/cuda_activations.h"
 #include "src/cuda/device_cache_memory.h"
 #include "src/cuda/elementwise.h"
+#include "src/cuda/expert_mix_op.h"
 #include "src/cuda/flash_attention.h"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/matmul.h"
@@ -81,6 +82,10 @@ class CudaBackend : public Backend {
   CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
   int64_t prompt_batch() const override { return kPromptBatch; }
 
+  bool Has(Operation operation) const override {
+    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer;
+  }
+
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
     if (ropes.configs.size() > 1) {
       const Operation needed = Operation::kRopesByLayer;
@@ -139,35 +144,82 @@ class CudaBackend : public Backend {
 
   void MatMul(std::span<const Product> products, const Activations& x, const Norm* norm,
               int64_t rows) override {
+    const CudaActivations& input = Input(x, norm, rows);
     items_.clear();
     for (const Product& p : products) {
       CudaActivations& y = Cast(*p.y);
       if (!p.accumulate) Note(y.BecomeFull());
-      items_.push_back(Item(*p.weight, y, Cast(x).scale()));
+      items_.push_back(Item(*p.weight, y, input.scale()));
       items_.back().bias = p.bias != nullptr ? Cast(*p.bias).buffer.As<float>() : nullptr;
       items_.back().accumulate = p.accumulate;
     }
-    Products(norm != nullptr ? Normed(x, *norm, rows) : Cast(x), rows);
+    Products(input, rows);
   }
 
   Status GatedMatMul(const GatedWeights& weights, GateFunction function, const Activations& x,
                      const Norm* norm, int64_t rows, Activations& inner) override {
-    if (function != GateFunction::kSilu || norm == nullptr) {
-      const Operation needed = norm == nullptr ? Operation::kUnnormedInput : Operation::kGeluGate;
-      return RequireOperations(*this, {&needed, 1}, "this model");
-    }
     CudaActivations& out = Cast(inner);
-    const CudaActivations& input = Normed(x, *norm, rows);
+    const CudaActivations& input = Input(x, norm, rows);
     CudaActivations& second = Scratch(up_, inner.rows(), inner.cols());
     Note(out.BecomeFull());
     Note(second.BecomeFull());
-    items_ = {Item(*weights.gate, out, 1), Item(*weights.up, second, 1)};
+    items_ = {Item(*weights.gate, out, input.scale()), Item(*weights.up, second, input.scale())};
     Products(input, rows);
     Note(out.BecomeHalves(precision_ == Precision::kFloat, kInnerScale));
     Launch([&] {
-      return LaunchSiluMul(out.full(), second.full(), rows * inner.cols(), out.high(), Low(out), true,
+      return LaunchGate(function, out.full(), second.full(), rows * inner.cols(), out.high(), Low(out), true,
+                        device_->stream());
+    });
+    return Status::Ok();
+  }
+
+  Status NormHeads(const Norm& norm, int64_t width, int64_t rows, Activations& x) override {
+    Launch([&] {
+      return LaunchRmsNorm(Cast(x).full(), Cast(*norm.weight).buffer.As<float>(), norm.epsilon,
+                           rows * (x.cols() / width), width, nullptr, nullptr, Cast(x).full(), true,
                            device_->stream());
     });
+    return Status::Ok();
+  }
+
+  Status NormAdd(const Activations& y, const Norm& norm, int64_t rows, Activations& x) override {
+    Launch([&] {
+      return LaunchRmsNormAdd(Cast(y).full(), Cast(*norm.weight).buffer.As<float>(), norm.epsilon, rows,
+                              x.cols(), Cast(x).full(), true, device_->stream());
+    });
+    return Status::Ok();
+  }
+
+  Status Scale(float factor, int64_t rows, Activations& x) override {
+    Launch([&] { return LaunchScale(Cast(x).full(), factor, rows * x.cols(), true, device_->stream()); });
+    return Status::Ok();
+  }
+
+  Status MixExperts(const ExpertMix& mix, const Activations& x, int64_t rows, Activations& y) override {
+    const CudaActivations& input = Cast(x);
+    CudaActivations& logits = Scratch(router_, x.rows(), Cast(*mix.router).rows);
+    Note(logits.BecomeFull());
+    items_ = {Item(*mix.router, logits, input.scale())};
+    Products(input, rows);
+    gates_.clear(), ups_.clear(), downs_.clear();
+    for (const GatedWeights& expert : mix.experts) {
+      gates_.push_back(Cast(*expert.gate).buffer.As<uint16_t>());
+      ups_.push_back(Cast(*expert.up).buffer.As<uint16_t>());
+      downs_.push_back(Cast(*expert.down).buffer.As<uint16_t>());
+    }
+    ExpertMixCall call;
+    call.logits = logits.full();
+    call.gates = gates_, call.ups = ups_, call.downs = downs_;
+    call.chosen = mix.chosen;
+    call.renormalise = mix.renormalise;
+    call.scale = mix.scale;
+    call.function = mix.function;
+    call.x = {input.high(), Low(input), input.scale()};
+    call.rows = rows;
+    call.in = x.cols();
+    call.inner = mix.inner;
+    call.y = Cast(y).full();
+    Launch([&] { return experts_.Run(call); });
     return Status::Ok();
   }
 
@@ -246,6 +298,7 @@ class CudaBackend : public Backend {
       : device_(std::move(device)),
         memory_(*device_),
         graphs_(*device_),
+        experts_(*device_),
         matmul_(device_->limits().processors) {}
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
@@ -270,6 +323,18 @@ class CudaBackend : public Backend {
   const CudaActivations& Normed(const Activations& x, const Norm& norm, int64_t rows) {
     CudaActivations& y = Scratch(normed_, x.rows(), x.cols());
     RmsNorm(x, norm, rows, y);
+    return y;
+  }
+
+  /// What products read of norm(x), or of x: its halves, made here where x is fp32.
+  const CudaActivations& Input(const Activations& x, const Norm* norm, int64_t rows) {
+    if (norm != nullptr) return Normed(x, *norm, rows);
+    if (!Cast(x).is_full()) return Cast(x);
+    CudaActivations& y = Scratch(normed_, x.rows(), x.cols());
+    Note(y.BecomeHalves(precision_ == Precision::kFloat));
+    Launch([&] {
+      return LaunchSplitHalves(Cast(x).full(), rows * x.cols(), y.high(), Low(y), true, device_->stream());
+    });
     return y;
   }
 
@@ -314,7 +379,9 @@ class CudaBackend : public Backend {
   Status error_;
   AttentionOp* step_ = nullptr;  // of the last step
   std::vector<MatMulItem> items_;
-  std::unique_ptr<CudaActivations> normed_, up_;
+  ExpertMixOp experts_;
+  std::vector<const uint16_t*> gates_, ups_, downs_;  // of a mixture's experts
+  std::unique_ptr<CudaActivations> normed_, up_, router_;
   DeviceBuffer indices_, widened_, largest_;
   std::vector<int32_t> uploaded_indices_;
 };

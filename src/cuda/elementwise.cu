@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/cuda/elementwise.h"
+#include "src/cuda/halves.cuh"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/ptx.cuh"
 
@@ -13,29 +14,6 @@ constexpr int kThreads = 256;
 // Few enough registers in all that a block finds room beside those of a product of few rows.
 constexpr int kNormThreads = 512;
 constexpr int kMaxNormVectors = 8;  // of 4 floats, a thread
-
-struct alignas(8) Half4 {
-  __half2 a, b;
-};
-
-__device__ __forceinline__ Half4 High(float4 v) {
-  return {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
-}
-__device__ __forceinline__ float4 Widen(Half4 h) {
-  const float2 a = __half22float2(h.a), b = __half22float2(h.b);
-  return make_float4(a.x, a.y, b.x, b.y);
-}
-__device__ __forceinline__ Half4 Low(float4 v, Half4 high) {
-  const float4 h = Widen(high);
-  return High(make_float4((v.x - h.x) * kLowHalfScale, (v.y - h.y) * kLowHalfScale,
-                          (v.z - h.z) * kLowHalfScale, (v.w - h.w) * kLowHalfScale));
-}
-// i counts vectors of 4 elements.
-__device__ __forceinline__ void StoreHalves(float4 v, int64_t i, uint16_t* hi, uint16_t* lo) {
-  const Half4 high = High(v);
-  reinterpret_cast<Half4*>(hi)[i] = high;
-  if (lo) reinterpret_cast<Half4*>(lo)[i] = Low(v, high);
-}
 
 __global__ void __launch_bounds__(kThreads)
     EmbedKernel(const uint16_t* table, const int32_t* tokens, int64_t cols, float* out) {
@@ -53,8 +31,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// kVectors: of 4 floats, that a thread keeps in registers.
-template <int kVectors>
+// kVectors: of 4 floats, that a thread keeps in registers. kAdd: the result is added to y.
+template <int kVectors, bool kAdd>
 __global__ void __launch_bounds__(kNormThreads)
     RmsNormKernel(const float* x, const float* weight, float epsilon, int32_t cols, uint16_t* hi,
                   uint16_t* lo, float* y) {
@@ -91,23 +69,37 @@ __global__ void __launch_bounds__(kNormThreads)
     const float4 out = make_float4(v[j].x * factor * w[j].x, v[j].y * factor * w[j].y,
                                    v[j].z * factor * w[j].z, v[j].w * factor * w[j].w);
     if (hi) StoreHalves(out, first + i, hi, lo);
-    if (y) reinterpret_cast<float4*>(y)[first + i] = out;
+    if (!y) continue;
+    float4* to = reinterpret_cast<float4*>(y) + first + i;
+    if constexpr (kAdd) {
+      const float4 base = *to;
+      *to = make_float4(base.x + out.x, base.y + out.y, base.z + out.z, base.w + out.w);
+    } else {
+      *to = out;
+    }
   }
 }
 
-__device__ __forceinline__ float SiluTimes(float gate, float up) {
-  return gate / (1.0f + __expf(-gate)) * up * (1.0f / kInnerScale);
-}
-
+template <GateFunction kFunction>
 __global__ void __launch_bounds__(kThreads)
-    SiluMulKernel(const float* gate, const float* up, int64_t vectors, uint16_t* hi, uint16_t* lo) {
+    GateKernel(const float* gate, const float* up, int64_t vectors, uint16_t* hi, uint16_t* lo) {
   LetNextKernelStart();
   WaitForPreviousKernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= vectors) return;
   const float4 g = reinterpret_cast<const float4*>(gate)[i], u = reinterpret_cast<const float4*>(up)[i];
-  StoreHalves(make_float4(SiluTimes(g.x, u.x), SiluTimes(g.y, u.y), SiluTimes(g.z, u.z), SiluTimes(g.w, u.w)),
+  StoreHalves(make_float4(Gated<kFunction>(g.x, u.x), Gated<kFunction>(g.y, u.y), Gated<kFunction>(g.z, u.z),
+                          Gated<kFunction>(g.w, u.w)),
               i, hi, lo);
+}
+
+__global__ void __launch_bounds__(kThreads) ScaleKernel(float* x, float factor, int64_t vectors) {
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  const float4 v = reinterpret_cast<const float4*>(x)[i];
+  reinterpret_cast<float4*>(x)[i] = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -157,6 +149,25 @@ Status CheckShape(const char* what, int64_t rows, int64_t cols, int64_t multiple
 
 int64_t Blocks(int64_t vectors) { return (vectors + kThreads - 1) / kThreads; }
 
+template <bool kAdd>
+Status LaunchNorm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t cols,
+                  uint16_t* hi, uint16_t* lo, float* y, bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("RMS norm", rows, cols, 4));
+  const int64_t vectors = cols / 4;
+  const int threads = static_cast<int>(std::min<int64_t>(kNormThreads, (vectors + 31) / 32 * 32));
+  const int64_t held = (vectors + threads - 1) / threads;
+  if (held > kMaxNormVectors) {
+    return Status(ErrorCode::kUnsupported, "CUDA RMS norm: " + std::to_string(cols) +
+                                               " columns; the kernel takes up to " +
+                                               std::to_string(4 * kMaxNormVectors * kNormThreads));
+  }
+  const auto kernel = held == 1   ? RmsNormKernel<1, kAdd>
+                      : held == 2 ? RmsNormKernel<2, kAdd>
+                                  : RmsNormKernel<8, kAdd>;
+  return Launch("RMS norm", kernel, rows, threads, 0, early, stream, x, weight, epsilon,
+                static_cast<int32_t>(cols), hi, lo, y);
+}
+
 }  // namespace
 
 Status LaunchEmbed(const uint16_t* table, const int32_t* tokens, int64_t rows, int64_t cols, float* out,
@@ -167,25 +178,25 @@ Status LaunchEmbed(const uint16_t* table, const int32_t* tokens, int64_t rows, i
 
 Status LaunchRmsNorm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t cols,
                      uint16_t* hi, uint16_t* lo, float* y, bool early, CUstream_st* stream) {
-  BGTQ_RETURN_IF_ERROR(CheckShape("RMS norm", rows, cols, 4));
-  const int64_t vectors = cols / 4;
-  const int threads = static_cast<int>(std::min<int64_t>(kNormThreads, (vectors + 31) / 32 * 32));
-  const int64_t held = (vectors + threads - 1) / threads;
-  if (held > kMaxNormVectors) {
-    return Status(ErrorCode::kUnsupported, "CUDA RMS norm: " + std::to_string(cols) +
-                                               " columns; the kernel takes up to " +
-                                               std::to_string(4 * kMaxNormVectors * kNormThreads));
-  }
-  const auto kernel = held == 1 ? RmsNormKernel<1> : held == 2 ? RmsNormKernel<2> : RmsNormKernel<8>;
-  return Launch("RMS norm", kernel, rows, threads, 0, early, stream, x, weight, epsilon,
-                static_cast<int32_t>(cols), hi, lo, y);
+  return LaunchNorm<false>(x, weight, epsilon, rows, cols, hi, lo, y, early, stream);
 }
 
-Status LaunchSiluMul(const float* gate, const float* up, int64_t count, uint16_t* hi, uint16_t* lo,
-                     bool early, CUstream_st* stream) {
-  BGTQ_RETURN_IF_ERROR(CheckShape("SiLU", 1, count, 4));
-  return Launch("SiLU", SiluMulKernel, Blocks(count / 4), kThreads, 0, early, stream, gate, up, count / 4, hi,
-                lo);
+Status LaunchRmsNormAdd(const float* y, const float* weight, float epsilon, int64_t rows, int64_t cols,
+                        float* x, bool early, CUstream_st* stream) {
+  return LaunchNorm<true>(y, weight, epsilon, rows, cols, nullptr, nullptr, x, early, stream);
+}
+
+Status LaunchGate(GateFunction function, const float* gate, const float* up, int64_t count, uint16_t* hi,
+                  uint16_t* lo, bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("gate", 1, count, 4));
+  const auto kernel =
+      function == GateFunction::kSilu ? GateKernel<GateFunction::kSilu> : GateKernel<GateFunction::kGeluTanh>;
+  return Launch("gate", kernel, Blocks(count / 4), kThreads, 0, early, stream, gate, up, count / 4, hi, lo);
+}
+
+Status LaunchScale(float* x, float factor, int64_t count, bool early, CUstream_st* stream) {
+  BGTQ_RETURN_IF_ERROR(CheckShape("scaling", 1, count, 4));
+  return Launch("scaling", ScaleKernel, Blocks(count / 4), kThreads, 0, early, stream, x, factor, count / 4);
 }
 
 Status LaunchSplitHalves(const float* x, int64_t count, uint16_t* hi, uint16_t* lo, bool early,

@@ -2,7 +2,7 @@
 // fp16, "lo" what the rounding left, times kLowHalfScale (matmul_item.h), in fp16.
 //
 // early, in every call: it may start before the kernel ahead of it in the stream has finished; it waits
-// before it reads what that one wrote, or writes. RmsNorm, SiluMul, SplitHalves and GatherRows let the kernel
+// before it reads what that one wrote, or writes. RmsNorm, Gate, SplitHalves and GatherRows let the kernel
 // behind them start before that wait, so that a product behind them streams its weights meanwhile: behind
 // them may come only kernels that read nothing but constants before their own wait, as LaunchGemv's do, or
 // that start in the ordinary way.
@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "blockgtq/status.h"
+#include "src/backend/backend.h"
 #include "src/cuda/matmul_item.h"
 
 struct CUstream_st;
@@ -27,9 +28,16 @@ Status LaunchEmbed(const uint16_t* table, const int32_t* tokens, int64_t rows, i
 Status LaunchRmsNorm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t cols,
                      uint16_t* hi, uint16_t* lo, float* y, bool early, CUstream_st* stream);
 
-/// silu(gate) * up / kInnerScale, gate and up fp32 [count]; lo may be null. count: a multiple of 4.
-Status LaunchSiluMul(const float* gate, const float* up, int64_t count, uint16_t* hi, uint16_t* lo,
-                     bool early, CUstream_st* stream);
+/// x += y / sqrt(mean(y^2) + epsilon) * weight, x and y fp32 [rows, cols], otherwise as LaunchRmsNorm.
+Status LaunchRmsNormAdd(const float* y, const float* weight, float epsilon, int64_t rows, int64_t cols,
+                        float* x, bool early, CUstream_st* stream);
+
+/// function(gate) * up / kInnerScale, gate and up fp32 [count]; lo may be null. count: a multiple of 4.
+Status LaunchGate(GateFunction function, const float* gate, const float* up, int64_t count, uint16_t* hi,
+                  uint16_t* lo, bool early, CUstream_st* stream);
+
+/// x *= factor, x fp32 [count]. count: a multiple of 4.
+Status LaunchScale(float* x, float factor, int64_t count, bool early, CUstream_st* stream);
 
 /// x fp32 [count] to hi and, where not null, lo. count: a multiple of 4.
 Status LaunchSplitHalves(const float* x, int64_t count, uint16_t* hi, uint16_t* lo, bool early,

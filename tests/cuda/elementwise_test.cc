@@ -82,17 +82,62 @@ void TestNorm(int64_t rows, int64_t cols) {
   CheckHalves(expected, hi.Download(), {}, 1e-6, name + " alone");
 }
 
-void TestSilu(int64_t count) {
-  const std::vector<float> gate = Normals(count, 6, 3), up = Normals(count, 300, 4);
-  std::vector<double> expected(count);
-  for (int64_t i = 0; i < count; ++i) {
-    expected[i] = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i] / kInnerScale;
+// Heads of `width` in place, and a norm that is added.
+void TestNormsOfRows(int64_t rows, int64_t width) {
+  const std::string name = "norms of rows, " + std::to_string(rows) + " x " + std::to_string(width);
+  const float epsilon = 1e-6f;
+  const std::vector<float> x = Normals(rows * width, 3, 11), w = Normals(width, 1, 12),
+                           base = Normals(rows * width, 2, 13);
+  DeviceArray<float> in_place(x), added(base);
+  const DeviceArray<float> dx(x), dw(w);
+  Require(LaunchRmsNorm(in_place.data(), dw.data(), epsilon, rows, width, nullptr, nullptr, in_place.data(),
+                        true, nullptr),
+          "norm in place");
+  Require(LaunchRmsNormAdd(dx.data(), dw.data(), epsilon, rows, width, added.data(), true, nullptr),
+          "norm that is added");
+  const std::vector<float> got = in_place.Download(), sum = added.Download();
+  size_t bad = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    double squares = 0;
+    for (int64_t i = 0; i < width; ++i) squares += double{x[r * width + i]} * x[r * width + i];
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t at = r * width + i;
+      const double norm = x[at] / std::sqrt(squares / width + epsilon) * w[i];
+      bad += !(std::fabs(got[at] - norm) <= 1e-6 * std::fabs(norm));
+      bad += !(std::fabs(sum[at] - (base[at] + norm)) <= 1e-6 * (std::fabs(norm) + std::fabs(base[at])));
+    }
   }
+  Check(bad == 0, name + ": " + std::to_string(bad) + " elements are wrong");
+}
+
+void TestGate(int64_t count) {
+  const std::vector<float> gate = Normals(count, 6, 3), up = Normals(count, 300, 4);
   const DeviceArray<float> dg(gate), du(up);
-  DeviceArray<uint16_t> hi(count), lo(count);
-  hi.Fill(0xff), lo.Fill(0xff);
-  Require(LaunchSiluMul(dg.data(), du.data(), count, hi.data(), lo.data(), false, nullptr), "silu");
-  CheckHalves(expected, hi.Download(), lo.Download(), 4e-6, "SiLU of " + std::to_string(count));
+  for (const GateFunction function : {GateFunction::kSilu, GateFunction::kGeluTanh}) {
+    const bool silu = function == GateFunction::kSilu;
+    std::vector<double> expected(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const double z = gate[i];
+      const double share = silu ? 1 / (1 + std::exp(-z))
+                                : 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z)));
+      expected[i] = z * share * up[i] / kInnerScale;
+    }
+    DeviceArray<uint16_t> hi(count), lo(count);
+    hi.Fill(0xff), lo.Fill(0xff);
+    Require(LaunchGate(function, dg.data(), du.data(), count, hi.data(), lo.data(), false, nullptr), "gate");
+    CheckHalves(expected, hi.Download(), lo.Download(), silu ? 4e-6 : 1e-5,
+                (silu ? "SiLU of " : "GELU of ") + std::to_string(count));
+  }
+}
+
+void TestScale(int64_t count) {
+  const std::vector<float> x = Normals(count, 2, 14);
+  DeviceArray<float> dx(x);
+  Require(LaunchScale(dx.data(), 33.9411f, count, true, nullptr), "scale");
+  const std::vector<float> got = dx.Download();
+  size_t bad = 0;
+  for (int64_t i = 0; i < count; ++i) bad += got[i] != x[i] * 33.9411f;
+  Check(bad == 0, "scaling: " + std::to_string(bad) + " elements are wrong");
 }
 
 void TestConversions(int64_t count) {
@@ -342,7 +387,9 @@ void TestRope(bool quick) {
 void Run(const DeviceLimits&, bool quick) {
   for (int64_t cols : {64, 576, 2048, 4096, 8192, 16384}) TestNorm(quick ? 2 : 5, cols);
   TestNorm(1, 12);
-  for (int64_t count : {4, 11008, 3 * 8960}) TestSilu(count);
+  for (int64_t width : {64, 128, 256, 5120}) TestNormsOfRows(7, width);
+  TestScale(4100);
+  for (int64_t count : {4, 11008, 3 * 8960}) TestGate(count);
   TestConversions(4100);
   TestRows(3, 64);
   TestRows(70, 4104);

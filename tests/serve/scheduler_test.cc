@@ -297,10 +297,11 @@ TEST_F(ServeTest, ASlotTakesPartOfItsSequenceForADivergingPrompt) {
 std::unique_ptr<LoadedModel> ModelWithAPoisonedToken(const LoadedModel& model, Token token) {
   std::ifstream in(TinyModelPath("llama"), std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(in), {});
-  const auto table = model.file().FindTensor("token_embd.weight");
+  const ModelTensor* table = model.source().Find("token_embd.weight");
   EXPECT_NE(table, nullptr);
-  const size_t row = static_cast<size_t>(table->view.row_bytes());
-  const std::string_view wanted(reinterpret_cast<const char*>(table->view.data) + token * row, row);
+  const TensorView view = *table->Rows(token, 1);
+  const size_t row = static_cast<size_t>(view.row_bytes());
+  const std::string_view wanted(reinterpret_cast<const char*>(view.data), row);
   const size_t at = bytes.find(wanted);
   EXPECT_NE(at, std::string::npos);
   std::fill_n(bytes.begin() + static_cast<int64_t>(at), row, '\xff');

@@ -17,7 +17,7 @@
 #include "tests/cuda/emulator/memory.h"
 #include "tests/cuda/emulator/race_check.h"
 
-uint3 threadIdx, blockIdx, gridDim;
+uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 // Saves the callee-saved registers and the stack pointer in *from and continues where `to` was saved.
 extern "C" void BgtqEmulatorSwitch(void** from, void* to);
@@ -304,6 +304,7 @@ void Launch(const KernelLaunch& launch) {
   g_launched_early = launch.early;
   g_body = &launch.body;
   gridDim.x = launch.blocks;
+  blockDim.x = launch.threads;
   const auto order = static_cast<ReadyThreads::Order>(g_random() % 4);
   g_ready.Start(order);
   // Where the last one in goes first, copies may be very late.

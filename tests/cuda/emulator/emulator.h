@@ -1,4 +1,4 @@
-// A GPU on one CPU thread, as far as the decode kernels need one: what the stand-ins for the CUDA headers
+// A GPU on one CPU thread, as far as the emulated kernels need one: what the stand-ins for the CUDA headers
 // (include/) call. Each CUDA thread is a fiber that runs until it has to wait; what waits and what runs next
 // is shuffled, differently in each launch. Blocks of a cluster live at the same time, clusters run one after
 // another, the last one first. Whatever is an error or undefined on a GPU (a deadlock, lanes that diverge

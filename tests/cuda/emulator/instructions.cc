@@ -119,3 +119,14 @@ void MmaF16FromZero(float* d, uint4 a, uint32_t b0, uint32_t b1) {
 }
 
 }  // namespace blockgtq::cuda
+
+int atomicAdd(int* p, int value) {
+  const int before = *p;
+  *p = before + value;
+  return before;
+}
+int atomicMin(int* p, int value) {
+  const int before = *p;
+  if (value < before) *p = value;
+  return before;
+}

@@ -1,4 +1,4 @@
-// Stand-in for the CUDA toolkit's header: what the decode kernels and their test use of the language, the
+// Stand-in for the CUDA toolkit's header: what the emulated kernels and their tests use of the language, the
 // device functions and the runtime, on the emulator.
 #pragma once
 
@@ -51,7 +51,7 @@ struct dim3 {
   dim3(unsigned width = 1) : x(width), y(1), z(1) {}
 };
 
-extern uint3 threadIdx, blockIdx, gridDim;  // of the thread that runs
+extern uint3 threadIdx, blockIdx, blockDim, gridDim;  // of the thread that runs
 
 // ---- Device functions.
 inline int min(int a, int b) { return a < b ? a : b; }
@@ -61,6 +61,12 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline void sincospi(double x, double* sine, double* cosine) {
   *sine = std::sin(3.14159265358979323846 * x);
   *cosine = std::cos(3.14159265358979323846 * x);
+}
+inline void sincospif(float x, float* sine, float* cosine) {
+  double s, c;
+  sincospi(x, &s, &c);
+  *sine = static_cast<float>(s);
+  *cosine = static_cast<float>(c);
 }
 inline int __float2int_rn(float x) {
   return std::fabs(x) < 2147483648.0f ? static_cast<int>(std::nearbyint(x)) : 0;
@@ -80,6 +86,9 @@ template <typename T>
 T __ldcg(const T* p) {
   return *p;
 }
+inline float __expf(float x) { return std::exp(x); }
+int atomicAdd(int* p, int value);
+int atomicMin(int* p, int value);
 inline void __syncthreads() { blockgtq::emulator::SyncThreads(); }
 inline void __syncwarp() { blockgtq::emulator::SyncWarp(); }
 inline int __any_sync(unsigned, int value) { return blockgtq::emulator::AnyLane(value); }
