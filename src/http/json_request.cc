@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -105,18 +107,41 @@ Status Refuse(const Json& object, const char* field, const auto& neutral) {
 }
 
 Status RefuseUnsupported(const Json& object) {
-  const auto zero = [](const Json& v) { return v.is_number() && v.get<double>() == 0; };
   const auto empty = [](const Json& v) { return v.empty(); };
   const auto never = [](const Json&) { return false; };
-  BGTQ_RETURN_IF_ERROR(Refuse(object, "frequency_penalty", zero));
-  BGTQ_RETURN_IF_ERROR(Refuse(object, "presence_penalty", zero));
-  BGTQ_RETURN_IF_ERROR(Refuse(object, "logit_bias", empty));
-  BGTQ_RETURN_IF_ERROR(Refuse(object, "tools", empty));
   BGTQ_RETURN_IF_ERROR(Refuse(object, "functions", empty));
   for (const char* field : {"suffix", "grammar", "json_schema", "audio"})
     BGTQ_RETURN_IF_ERROR(Refuse(object, field, never));
-  return Refuse(object, "response_format",
-                [](const Json& v) { return v.is_object() && v.contains("type") && v["type"] == "text"; });
+  return Status::Ok();
+}
+
+Status ReadResponseFormat(const Json& object, bool* json_object) {
+  const Json* value = Find(object, "response_format");
+  if (value == nullptr) return Status::Ok();
+  const Json* type = value->is_object() ? Find(*value, "type") : nullptr;
+  if (type == nullptr || !type->is_string()) return Bad("response_format", "an object with a 'type'");
+  *json_object = *type == "json_object";
+  if (*json_object || *type == "text") return Status::Ok();
+  return Status(ErrorCode::kUnsupported,
+                "'response_format': this server knows the types text and json_object");
+}
+
+/// {"TOKEN ID": bias, ...}
+Status ReadLogitBias(const Json& object, std::vector<std::pair<Token, float>>* out) {
+  const Json* value = Find(object, "logit_bias");
+  if (value == nullptr) return Status::Ok();
+  const std::string wanted = "an object of token ids and numbers from -100 to 100, at most 1024";
+  if (!value->is_object() || value->size() > 1024) return Bad("logit_bias", wanted);
+  for (const auto& [key, bias] : value->items()) {
+    Token token = -1;
+    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), token);
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == key.data() + key.size();
+    if (!whole || token < 0 || !bias.is_number()) return Bad("logit_bias", wanted);
+    const double number = bias.get<double>();
+    if (!(number >= -100 && number <= 100)) return Bad("logit_bias", wanted);
+    if (number != 0) out->emplace_back(token, static_cast<float>(number));
+  }
+  return Status::Ok();
 }
 
 Status ReadLength(const Json& object, GenerationSettings* out) {
@@ -137,6 +162,10 @@ Result<GenerationSettings> ReadSettings(const Json& object) {
   BGTQ_RETURN_IF_ERROR(ReadFloat(object, "top_p", 1e-6, 1, &s.sampler.top_p));
   BGTQ_RETURN_IF_ERROR(ReadFloat(object, "min_p", 0, 1, &s.sampler.min_p));
   BGTQ_RETURN_IF_ERROR(ReadFloat(object, "repeat_penalty", 1e-3, 1e3, &s.sampler.repeat_penalty));
+  BGTQ_RETURN_IF_ERROR(ReadFloat(object, "frequency_penalty", -2, 2, &s.sampler.frequency_penalty));
+  BGTQ_RETURN_IF_ERROR(ReadFloat(object, "presence_penalty", -2, 2, &s.sampler.presence_penalty));
+  BGTQ_RETURN_IF_ERROR(ReadLogitBias(object, &s.sampler.logit_bias));
+  BGTQ_RETURN_IF_ERROR(ReadResponseFormat(object, &s.json_object));
   BGTQ_RETURN_IF_ERROR(ReadSmallInt(object, "top_k", 0, 1 << 30, &s.sampler.top_k));
   BGTQ_RETURN_IF_ERROR(ReadSmallInt(object, "repeat_last_n", 0, 1 << 30, &s.sampler.repeat_last_n));
   int64_t seed = -1;
@@ -188,11 +217,72 @@ Result<std::vector<Token>> ReadTokens(const Json& list, const char* field) {
   return tokens;
 }
 
+/// A function's name as it stands in a prompt, within quotes.
+bool IsFunctionName(const Json* name) {
+  if (name == nullptr || !name->is_string()) return false;
+  const std::string& text = name->get_ref<const std::string&>();
+  return !text.empty() && text.size() <= 64 && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           c == '.';
+  });
+}
+
+constexpr const char* kNameWanted = "1 to 64 letters, digits, '_', '-' or '.'";
+
+/// body: the text of `object`.
+Status ReadTools(const Json& object, std::string_view body, std::vector<std::string>* out) {
+  BGTQ_RETURN_IF_ERROR(Refuse(object, "parallel_tool_calls", [](const Json& v) { return v == true; }));
+  bool none = false;
+  if (const Json* choice = Find(object, "tool_choice")) {
+    none = *choice == "none";
+    if (!none && *choice != "auto") {
+      return Status(ErrorCode::kUnsupported, "'tool_choice': this server knows \"auto\" and \"none\"");
+    }
+  }
+  const Json* tools = Find(object, "tools");
+  if (tools == nullptr) return Status::Ok();
+  if (!tools->is_array() || tools->size() > 128) return Bad("tools", "a list of up to 128 functions");
+  for (const Json& tool : *tools) {
+    const Json* type = tool.is_object() ? Find(tool, "type") : nullptr;
+    const Json* function = tool.is_object() ? Find(tool, "function") : nullptr;
+    if (type == nullptr || *type != "function" || function == nullptr || !function->is_object())
+      return Bad("tools", "a list of {\"type\": \"function\", \"function\": {...}}");
+    if (!IsFunctionName(Find(*function, "name"))) return Bad("tools", std::string("functions with a name of ") + kNameWanted);
+  }
+  if (none || tools->empty()) return Status::Ok();
+  // Keys in the client's order, as the model is to read them. The first parse has checked sizes and depth.
+  const auto ordered = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
+  for (const auto& tool : ordered["tools"]) out->push_back(TemplateJson(tool));
+  return Status::Ok();
+}
+
+/// The calls of an earlier answer, given back.
+Status ReadToolCalls(const Json& message, std::vector<ToolCall>* out) {
+  const Json* calls = Find(message, "tool_calls");
+  if (calls == nullptr) return Status::Ok();
+  if (!calls->is_array() || calls->size() > 128) return Bad("tool_calls", "a list of up to 128 calls");
+  for (const Json& call : *calls) {
+    const Json* function = call.is_object() ? Find(call, "function") : nullptr;
+    if (function == nullptr || !function->is_object()) return Bad("tool_calls", "a list of calls of functions");
+    const Json* name = Find(*function, "name");
+    if (!IsFunctionName(name)) return Bad("name", std::string("in tool_calls, ") + kNameWanted);
+    const Json* arguments = Find(*function, "arguments");
+    const char* wanted = "in tool_calls, a string with a JSON object";
+    if (arguments == nullptr || !arguments->is_string()) return Bad("arguments", wanted);
+    const std::string& text = arguments->get_ref<const std::string&>();
+    const Result<Json> bounded = ParseBoundedJson(text, kMaxJsonBytes, kMaxJsonDepth);
+    if (!bounded.ok() || !bounded->is_object()) return Bad("arguments", wanted);
+    out->push_back({name->get<std::string>(), TemplateJson(nlohmann::ordered_json::parse(text, nullptr, false))});
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<ChatRequest> ParseChatRequest(std::string_view body) {
   BGTQ_ASSIGN_OR_RETURN(const Json json, ParseObject(body));
   ChatRequest request;
+  BGTQ_RETURN_IF_ERROR(ReadTools(json, body, &request.tools));
   BGTQ_ASSIGN_OR_RETURN(request.settings, ReadSettings(json));
   const Json* messages = Find(json, "messages");
   if (messages == nullptr || !messages->is_array() || messages->empty() || messages->size() > kMaxItems)
@@ -201,9 +291,9 @@ Result<ChatRequest> ParseChatRequest(std::string_view body) {
     if (!message.is_object()) return Bad("messages", "a list of objects");
     const Json* role = Find(message, "role");
     if (role == nullptr || !role->is_string()) return Bad("role", "a string, in every message");
-    BGTQ_RETURN_IF_ERROR(Refuse(message, "tool_calls", [](const Json& v) { return v.empty(); }));
     BGTQ_ASSIGN_OR_RETURN(std::string content, ReadContent(message));
     request.messages.push_back({role->get<std::string>(), std::move(content)});
+    BGTQ_RETURN_IF_ERROR(ReadToolCalls(message, &request.messages.back().tool_calls));
   }
   bool logprobs = false;
   int64_t top = 0;

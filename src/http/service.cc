@@ -140,20 +140,24 @@ void Service::Models(const HttpRequest&, const ReplyPtr& reply) {
 
 void Service::Props(const HttpRequest&, const ReplyPtr& reply) {
   const SamplerOptions sampler;
+  const Result<RecognizedTemplate> chat = model_.chat_template();
   reply->Send(JsonResponse({{"model", options_.model_name},
                             {"version", options_.version},
                             {"cache", options_.cache_name},
                             {"n_ctx", engine_.sequence_limit()},
                             {"total_slots", engine_.options().max_running},
                             {"prompt_chunk", engine_.options().chunk},
-                            {"chat", model_.chat_template().ok()},
+                            {"chat", chat.ok()},
+                            {"chat_tools", chat.ok() && chat->tools != ToolForm::kNone},
                             {"default_generation_settings",
                              {{"temperature", sampler.temperature},
                               {"top_k", sampler.top_k},
                               {"top_p", sampler.top_p},
                               {"min_p", sampler.min_p},
                               {"repeat_penalty", sampler.repeat_penalty},
-                              {"repeat_last_n", sampler.repeat_last_n}}}}));
+                              {"repeat_last_n", sampler.repeat_last_n},
+                              {"frequency_penalty", sampler.frequency_penalty},
+                              {"presence_penalty", sampler.presence_penalty}}}}));
 }
 
 void Service::Page(const HttpRequest& request, const ReplyPtr& reply) {
@@ -289,6 +293,7 @@ void AddRequests(std::vector<Token> prompt, const std::string& echo, int64_t lim
   request.stop = settings.stop;
   request.top_logprobs = settings.top_logprobs;
   request.ignore_end = settings.ignore_end;
+  request.json_object = settings.json_object;
   request.use_prefix_cache = settings.cache_prompt;
   request.slot = settings.slot;
   if (!settings.has_seed) {
@@ -311,9 +316,10 @@ Result<GenerationJob> Service::ChatJob(const std::string& body) const {
     return Status(ErrorCode::kUnsupported,
                   "this model has no chat template that the server knows: use /v1/completions");
   }
-  BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*chat, parsed.messages));
+  BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*chat, parsed.messages, parsed.tools));
   GenerationJob job;
   job.chat = true;
+  job.tools = !parsed.tools.empty();
   job.settings = std::move(parsed.settings);
   AddRequests(EncodePrompt(model_.tokenizer(), rendered, BeginsWithBos(*chat), true), "",
               engine_.sequence_limit(), &job);
