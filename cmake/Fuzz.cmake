@@ -10,6 +10,7 @@ foreach(source ${fuzz_sources})
 endforeach()
 # The parsers alone: the layers between text and http take minutes to instrument and are not reached.
 target_sources(http_request_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/http/json_request.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/tool_call_parser.cc
                                            ${PROJECT_SOURCE_DIR}/src/engine/sampler.cc)
 target_sources(json_machine_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/engine/json_machine.cc)
 # Writes the seeds of session_fuzzer (fuzz/corpus/session), by hand when their format changes.

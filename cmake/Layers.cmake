@@ -34,7 +34,7 @@ if(TARGET bgtq_cuda)
 endif()
 bgtq_layer(eval DEPENDS engine)
 bgtq_layer(serve DEPENDS engine)
-bgtq_layer(http DEPENDS serve eval bgtq_page Boost::headers nlohmann_json::nlohmann_json)
+bgtq_layer(http DEPENDS serve bgtq_page Boost::headers nlohmann_json::nlohmann_json)
 
 # Sanitizers and kernels that are compiled for several targets: checking every operation takes minutes a file, so those
 # are checked for addresses only; the two product kernels, with a template for each weight type, take more than ten

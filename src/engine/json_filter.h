@@ -28,10 +28,12 @@ class JsonVocabulary {
   std::vector<Use> uses_;  // [vocabulary]
 };
 
-/// One answer. Control tokens, those that end a turn among them, are never allowed: the answer ends with the object.
+/// One answer. Control tokens, those that end a turn among them, are never allowed: the answer ends with the
+/// object.
 class JsonFilter : public TokenFilter {
  public:
-  explicit JsonFilter(std::shared_ptr<const JsonVocabulary> vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  explicit JsonFilter(std::shared_ptr<const JsonVocabulary> vocabulary)
+      : vocabulary_(std::move(vocabulary)) {}
 
   bool Allows(Token token) const override;
   /// The answer goes on with an allowed token.

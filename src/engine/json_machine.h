@@ -6,10 +6,10 @@
 
 namespace blockgtq {
 
-/// Recognises RFC 8259's texts whose value is an object, with bounds that every reader keeps: kMaxDepth levels,
-/// kMaxDigits digits before and behind the point, two in the exponent, kMaxSpace bytes of white space in a row.
-/// Strings are well-formed UTF-8, and \u escapes of surrogates come in pairs. From every state that Push leaves,
-/// some byte leads on until done(). Small and copied freely.
+/// Recognises RFC 8259's texts whose value is an object, with bounds that every reader keeps: kMaxDepth
+/// levels, kMaxDigits digits before and behind the point, two in the exponent, kMaxSpace bytes of white space
+/// in a row. Strings are well-formed UTF-8, and \u escapes of surrogates come in pairs. From every state that
+/// Push leaves, some byte leads on until done(). Small and copied freely.
 class JsonMachine {
  public:
   static constexpr int kMaxDepth = 32, kMaxDigits = 17, kMaxSpace = 64;
@@ -63,11 +63,12 @@ class JsonMachine {
   bool Go(State state);
 
   State state_ = State::kStart;
-  bool key_ = false;      // of the string that is being read
-  bool low_ = false;      // the \u escape that is being read must be a low surrogate
-  uint8_t depth_ = 0;     // open containers
-  uint8_t count_ = 0;     // digits, hex digits, bytes of white space or of a literal so far; continuation bytes to come
-  uint8_t literal_ = 0;   // 't', 'f' or 'n'
+  bool key_ = false;   // of the string that is being read
+  bool low_ = false;   // the \u escape that is being read must be a low surrogate
+  uint8_t depth_ = 0;  // open containers
+  uint8_t count_ =
+      0;  // digits, hex digits, bytes of white space or of a literal so far; continuation bytes to come
+  uint8_t literal_ = 0;                 // 't', 'f' or 'n'
   uint8_t first_ = 0x80, last_ = 0xBF;  // the next continuation byte
   uint16_t hex_ = 0;
   uint32_t objects_ = 0;  // bit d: container d is an object

@@ -64,10 +64,9 @@ void Sampler::Adjust(std::span<const Token> history) {
     *logit_of(token) -= static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty;
   }
   if (options_.repeat_penalty == 1.0f) return;
-  std::vector<Token> recent(
-      history.end() -
-          static_cast<int64_t>(std::min<size_t>(history.size(), static_cast<size_t>(options_.repeat_last_n))),
-      history.end());
+  std::vector<Token> recent(history.end() - static_cast<int64_t>(std::min<size_t>(
+                                                history.size(), static_cast<size_t>(options_.repeat_last_n))),
+                            history.end());
   std::sort(recent.begin(), recent.end());
   recent.erase(std::unique(recent.begin(), recent.end()), recent.end());
   for (const Token token : recent) {

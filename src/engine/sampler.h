@@ -13,9 +13,9 @@
 
 namespace blockgtq {
 
-/// Parameters with llama.cpp's names, meanings and order: repeat penalty, top-k, top-p, min-p, temperature. Before
-/// them come OpenAI's: a logit becomes logit + bias - count * frequency_penalty - (count > 0) * presence_penalty,
-/// where count is how often this sampler has drawn the token.
+/// Parameters with llama.cpp's names, meanings and order: repeat penalty, top-k, top-p, min-p, temperature.
+/// Before them come OpenAI's: a logit becomes logit + bias - count * frequency_penalty - (count > 0) *
+/// presence_penalty, where count is how often this sampler has drawn the token.
 struct SamplerOptions {
   float temperature = 0.8f;     // 0: greedy
   int top_k = 40;               // 0: off
@@ -25,7 +25,8 @@ struct SamplerOptions {
   int repeat_last_n = 64;       // how many recent tokens the penalty looks at
   float frequency_penalty = 0;
   float presence_penalty = 0;
-  std::vector<std::pair<Token, float>> logit_bias = {};  // of tokens in the vocabulary; others are passed over
+  std::vector<std::pair<Token, float>> logit_bias =
+      {};  // of tokens in the vocabulary; others are passed over
   uint64_t seed = 1;
   /// The likeliest token whatever came before: no other setting matters.
   bool greedy() const {

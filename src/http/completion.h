@@ -35,7 +35,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
  private:
   struct Choice {
     std::string text;
-    ToolCallParser parser;        // used where the job has tools
+    ToolCallParser parser;  // used where the job has tools
     nlohmann::json calls = nlohmann::json::array();
     std::vector<serve::NewToken> tokens;
     serve::Usage usage;

@@ -222,8 +222,8 @@ bool IsFunctionName(const Json* name) {
   if (name == nullptr || !name->is_string()) return false;
   const std::string& text = name->get_ref<const std::string&>();
   return !text.empty() && text.size() <= 64 && std::ranges::all_of(text, [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-           c == '.';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
   });
 }
 
@@ -247,7 +247,8 @@ Status ReadTools(const Json& object, std::string_view body, std::vector<std::str
     const Json* function = tool.is_object() ? Find(tool, "function") : nullptr;
     if (type == nullptr || *type != "function" || function == nullptr || !function->is_object())
       return Bad("tools", "a list of {\"type\": \"function\", \"function\": {...}}");
-    if (!IsFunctionName(Find(*function, "name"))) return Bad("tools", std::string("functions with a name of ") + kNameWanted);
+    if (!IsFunctionName(Find(*function, "name")))
+      return Bad("tools", std::string("functions with a name of ") + kNameWanted);
   }
   if (none || tools->empty()) return Status::Ok();
   // Keys in the client's order, as the model is to read them. The first parse has checked sizes and depth.
@@ -263,7 +264,8 @@ Status ReadToolCalls(const Json& message, std::vector<ToolCall>* out) {
   if (!calls->is_array() || calls->size() > 128) return Bad("tool_calls", "a list of up to 128 calls");
   for (const Json& call : *calls) {
     const Json* function = call.is_object() ? Find(call, "function") : nullptr;
-    if (function == nullptr || !function->is_object()) return Bad("tool_calls", "a list of calls of functions");
+    if (function == nullptr || !function->is_object())
+      return Bad("tool_calls", "a list of calls of functions");
     const Json* name = Find(*function, "name");
     if (!IsFunctionName(name)) return Bad("name", std::string("in tool_calls, ") + kNameWanted);
     const Json* arguments = Find(*function, "arguments");
@@ -272,7 +274,8 @@ Status ReadToolCalls(const Json& message, std::vector<ToolCall>* out) {
     const std::string& text = arguments->get_ref<const std::string&>();
     const Result<Json> bounded = ParseBoundedJson(text, kMaxJsonBytes, kMaxJsonDepth);
     if (!bounded.ok() || !bounded->is_object()) return Bad("arguments", wanted);
-    out->push_back({name->get<std::string>(), TemplateJson(nlohmann::ordered_json::parse(text, nullptr, false))});
+    out->push_back(
+        {name->get<std::string>(), TemplateJson(nlohmann::ordered_json::parse(text, nullptr, false))});
   }
   return Status::Ok();
 }

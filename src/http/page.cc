@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#define BGTQ_PAGE_FILE(name)              \
+#define BGTQ_PAGE_FILE(name)               \
   extern const char bgtq_##name##_begin[]; \
   extern const char bgtq_##name##_end[];
 extern "C" {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "src/eval/plan_picture.h"
+#include "src/codec/block_widths.h"
 
 namespace blockgtq::http {
 namespace {

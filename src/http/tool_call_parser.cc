@@ -37,14 +37,20 @@ size_t MarkBegun(std::string_view text, std::string_view mark) {
 }  // namespace
 
 void ToolCallParser::AddContent(std::string_view text, Parts* parts) {
-  if (called_ && text.find_first_not_of(" \t\r\n") == std::string_view::npos) return;
+  if (behind_call_) {
+    space_ += text;
+    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return;
+    behind_call_ = false;
+    text = space_;
+  }
   parts->content += text;
 }
 
 void ToolCallParser::AddBlock(std::string_view inside, std::string_view whole, Parts* parts) {
   std::optional<ToolCall> call = ParseCall(inside);
   if (!call.has_value()) return AddContent(whole, parts);
-  called_ = true;
+  behind_call_ = true;
+  space_.clear();
   parts->calls.push_back(std::move(*call));
 }
 
@@ -54,15 +60,18 @@ ToolCallParser::Parts ToolCallParser::Push(std::string_view piece) {
   for (;;) {
     if (!inside_) {
       const size_t begin = pending_.find(kBegin);
-      const size_t shown =
-          begin != std::string::npos ? begin : pending_.size() - MarkBegun(pending_, kBegin);
+      const size_t shown = begin != std::string::npos ? begin : pending_.size() - MarkBegun(pending_, kBegin);
       AddContent(std::string_view(pending_).substr(0, shown), &parts);
       pending_.erase(0, shown);
       if (begin == std::string::npos) return parts;
       inside_ = true;
+      searched_ = kBegin.size();
     }
-    const size_t end = pending_.find(kEnd, kBegin.size());
-    if (end == std::string::npos) return parts;
+    const size_t end = pending_.find(kEnd, searched_);
+    if (end == std::string::npos) {
+      searched_ = std::max(kBegin.size(), pending_.size() - std::min(pending_.size(), kEnd.size() - 1));
+      return parts;
+    }
     const std::string_view whole = std::string_view(pending_).substr(0, end + kEnd.size());
     AddBlock(whole.substr(kBegin.size(), end - kBegin.size()), whole, &parts);
     pending_.erase(0, end + kEnd.size());

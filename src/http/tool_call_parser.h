@@ -27,8 +27,10 @@ class ToolCallParser {
   void AddBlock(std::string_view inside, std::string_view whole, Parts* parts);
 
   std::string pending_;
-  bool inside_ = false;  // pending_ begins with the mark
-  bool called_ = false;
+  std::string space_;         // behind a call, until more than white space comes
+  size_t searched_ = 0;       // of pending_, where no end mark begins
+  bool inside_ = false;       // pending_ begins with the mark
+  bool behind_call_ = false;  // nothing but white space since a call
 };
 
 }  // namespace blockgtq::http

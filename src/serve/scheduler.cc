@@ -74,8 +74,8 @@ Status Scheduler::Check(const Request& request) const {
 void Scheduler::Submit(RequestId id, Request request, EventSink sink) {
   ++counters_.requests;
   auto json = request.json_object ? json_vocabulary() : nullptr;
-  waiting_.push_back(std::make_unique<Stream>(id, std::move(request), std::move(sink), options_.chunk,
-                                              std::move(json)));
+  waiting_.push_back(
+      std::make_unique<Stream>(id, std::move(request), std::move(sink), options_.chunk, std::move(json)));
 }
 
 std::shared_ptr<const JsonVocabulary> Scheduler::json_vocabulary() {

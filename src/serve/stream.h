@@ -48,9 +48,7 @@ class Stream {
   std::span<const Token> NextTokens(int64_t chunk) const;
 
   /// The model's likeliest token is the next one, and no logits are asked for.
-  bool greedy() const {
-    return request.sampler.greedy() && request.top_logprobs < 0 && !request.json_object;
-  }
+  bool greedy() const { return request.sampler.greedy() && request.top_logprobs < 0 && !request.json_object; }
   /// The next token from logits [vocabulary]. Errors: those of Sampler::Sample.
   Result<NewToken> Sample(std::span<const float> logits);
   /// Takes a new token and tells the sink. piece: its bytes; end: whether it ends the turn. limit: the most

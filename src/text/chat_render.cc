@@ -285,9 +285,10 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::spa
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (!knows_tools && (role == "tool" || !messages[i].tool_calls.empty())) {
-      return Status(ErrorCode::kUnsupported,
-                    fmt::format("messages[{}]: this model's chat template has no part for tools that is known here",
-                                i));
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("messages[{}]: this model's chat template has no part for tools that is known here",
+                      i));
     }
     if (role != "assistant" && !messages[i].tool_calls.empty()) {
       return Status(ErrorCode::kInvalidArgument,

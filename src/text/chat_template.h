@@ -45,10 +45,9 @@ struct RecognizedTemplate {
 };
 /// jinja: tokenizer.chat_template, or of tokenizer_config.json. eos_token: the text of the model's end token,
 /// empty when it has none. The whole template is compared with the known ones, after removing what does not
-/// change its output (spaces in tags, kinds of quotes, comments). Parts that only tools reach may differ; `tools` is
-/// then kNone.
-/// Errors: kUnsupported: says that the template is unknown and that --no-chat runs the model without one;
-/// kCorruptFile when it needs a missing eos_token.
+/// change its output (spaces in tags, kinds of quotes, comments). Parts that only tools reach may differ;
+/// `tools` is then kNone. Errors: kUnsupported: says that the template is unknown and that --no-chat runs the
+/// model without one; kCorruptFile when it needs a missing eos_token.
 Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja, std::string_view eos_token);
 
 /// The prompt for `messages` with the assistant's turn opened, special tokens as text (encode with

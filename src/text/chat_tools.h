@@ -18,7 +18,8 @@ struct ToolCall {
   std::string arguments;  // a JSON object, as TemplateJson writes it
 };
 
-/// JSON as the filter tojson of chat templates writes it: Python's spaces, keys in their order, UTF-8 as it is.
+/// JSON as the filter tojson of chat templates writes it: Python's spaces, keys in their order, UTF-8 as it
+/// is.
 std::string TemplateJson(const nlohmann::ordered_json& value);
 
 }  // namespace blockgtq

@@ -35,12 +35,46 @@ TEST(JsonMachine, TakesObjectsOfEveryKindOfValue) {
 
 TEST(JsonMachine, RefusesWhatIsNoObjectAtTheByteThatIsWrong) {
   // The bytes before the last can come, the last cannot.
-  for (const char* text :
-       {"[", "1", "x", "{,", "{1", "{\"a\",", "{\"a\":,", "{\"a\":}", "{\"a\":1,}", "{\"a\":[1,]", "{\"a\":[}",
-        "{\"a\":01", "{\"a\":-,", "{\"a\":1.e", "{\"a\":1.,", "{\"a\":1e,", "{\"a\":.", "{\"a\":+", "{\"a\":tx",
-        "{\"a\":nul}", "{\"a\":'", "{\"a\\x", "{\"a\\u12g", "{\"\\udc", "{\"\\ud800x", "{\"\\ud800\\n",
-        "{\"\\ud800\\ue", "{\"\\ud800\\ud8", "{\"\n", "{\"\x80", "{\"\xc0", "{\"\xe0\x80", "{\"\xed\xa0",
-        "{\"\xf4\x90", "{\"\xf5", "{\"\xc3\"", "{}}", "{} ", "{\"a\":1]", "{\"a\":[1}"}) {
+  for (const char* text : {"[",
+                           "1",
+                           "x",
+                           "{,",
+                           "{1",
+                           "{\"a\",",
+                           "{\"a\":,",
+                           "{\"a\":}",
+                           "{\"a\":1,}",
+                           "{\"a\":[1,]",
+                           "{\"a\":[}",
+                           "{\"a\":01",
+                           "{\"a\":-,",
+                           "{\"a\":1.e",
+                           "{\"a\":1.,",
+                           "{\"a\":1e,",
+                           "{\"a\":.",
+                           "{\"a\":+",
+                           "{\"a\":tx",
+                           "{\"a\":nul}",
+                           "{\"a\":'",
+                           "{\"a\\x",
+                           "{\"a\\u12g",
+                           "{\"\\udc",
+                           "{\"\\ud800x",
+                           "{\"\\ud800\\n",
+                           "{\"\\ud800\\ue",
+                           "{\"\\ud800\\ud8",
+                           "{\"\n",
+                           "{\"\x80",
+                           "{\"\xc0",
+                           "{\"\xe0\x80",
+                           "{\"\xed\xa0",
+                           "{\"\xf4\x90",
+                           "{\"\xf5",
+                           "{\"\xc3\"",
+                           "{}}",
+                           "{} ",
+                           "{\"a\":1]",
+                           "{\"a\":[1}"}) {
     const std::string_view whole = text;
     JsonMachine machine;
     ASSERT_TRUE(machine.Push(whole.substr(0, whole.size() - 1))) << text;
@@ -106,7 +140,8 @@ TEST(JsonFilter, AllowsATokenWhereAllOfItsBytesCanCome) {
     for (Token t = 0; t < tokenizer.vocab_size(); ++t) {
       const std::string_view piece = tokenizer.Piece(t);
       JsonMachine machine;
-      const bool expected = !piece.empty() && !tokenizer.IsControl(t) && machine.Push(text) && machine.Push(piece);
+      const bool expected =
+          !piece.empty() && !tokenizer.IsControl(t) && machine.Push(text) && machine.Push(piece);
       ASSERT_EQ(filter.Allows(t), expected) << text << " | " << piece;
       allowed += expected ? 1 : 0;
     }

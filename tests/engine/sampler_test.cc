@@ -104,7 +104,8 @@ TEST(Sampler, FrequencyAndPresencePenaltiesCountWhatWasDrawn) {
   const std::vector<Token> history = {0, 0, 0, 0};
   std::vector<Token> drawn;
   for (int i = 0; i < 6; ++i) drawn.push_back(*sampler.Sample(logits, history));
-  EXPECT_EQ(drawn, (std::vector<Token>{0, 0, 1, 0, 0, 1}));  // 2.75 < 3; 2.75, 2.25 at a tie the lower id, 2.25
+  EXPECT_EQ(drawn,
+            (std::vector<Token>{0, 0, 1, 0, 0, 1}));  // 2.75 < 3; 2.75, 2.25 at a tie the lower id, 2.25
 }
 
 TEST(Sampler, ABiasMovesItsTokenAlone) {

@@ -58,9 +58,9 @@ TEST(JsonRequest, TakesToolsWithTheirKeysInOrder) {
           {"role":"tool","tool_call_id":"1","content":"r"}])";
   const auto request = ParseChatRequest("{" + tools + "," + messages + "}");
   ASSERT_TRUE(request.ok()) << request.status().message();
-  EXPECT_EQ(request->tools, std::vector<std::string>{
-                                R"({"type": "function", "function": {"name": "f", "zeta": 1, )"
-                                R"("alpha": {"b": [], "a": "ü"}}})"});
+  EXPECT_EQ(request->tools,
+            std::vector<std::string>{R"({"type": "function", "function": {"name": "f", "zeta": 1, )"
+                                     R"("alpha": {"b": [], "a": "ü"}}})"});
   ASSERT_EQ(request->messages[1].tool_calls.size(), 1u);
   EXPECT_EQ(request->messages[1].tool_calls[0].arguments, R"({"z": 1, "a": [2]})");
   EXPECT_EQ(request->messages[2].role, "tool");
@@ -69,7 +69,8 @@ TEST(JsonRequest, TakesToolsWithTheirKeysInOrder) {
                               R"("parallel_tool_calls":false)"}) {
     const Status status = ParseChatRequest("{" + tools + "," + refused + "," + messages + "}").status();
     EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << refused;
-    EXPECT_NE(status.message().find(std::string(refused).substr(1, 8)), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(std::string(refused).substr(1, 8)), std::string::npos)
+        << status.message();
   }
   for (const char* bad : {"1", "[1]", "[{}]", R"([{"type":"function","function":{"name":"a b"}}])",
                           R"([{"type":"function","function":{"name":""}}])"}) {
@@ -77,9 +78,10 @@ TEST(JsonRequest, TakesToolsWithTheirKeysInOrder) {
               ErrorCode::kInvalidArgument)
         << bad;
   }
-  for (const char* bad : {R"({"name":"f"})", R"({"name":"f","arguments":"[1]"})", R"({"name":"f","arguments":"{"})",
-                          R"({"name":"\"","arguments":"{}"})"}) {
-    const std::string body = std::string(R"({"messages":[{"role":"assistant","tool_calls":[{"function":)") + bad + "}]}]}";
+  for (const char* bad : {R"({"name":"f"})", R"({"name":"f","arguments":"[1]"})",
+                          R"({"name":"f","arguments":"{"})", R"({"name":"\"","arguments":"{}"})"}) {
+    const std::string body =
+        std::string(R"({"messages":[{"role":"assistant","tool_calls":[{"function":)") + bad + "}]}]}";
     EXPECT_EQ(ParseChatRequest(body).status().code(), ErrorCode::kInvalidArgument) << bad;
   }
 }
@@ -94,7 +96,8 @@ TEST(JsonRequest, NamesTheFieldThatIsOutOfRange) {
     }
   }
   for (const char* bias : {"[1]", R"({"x":1})", R"({"-1":1})", R"({"1":101})", R"({"1":"2"})", R"({"1 ":1})"})
-    EXPECT_EQ(CompletionError(std::string("\"logit_bias\":") + bias).code(), ErrorCode::kInvalidArgument) << bias;
+    EXPECT_EQ(CompletionError(std::string("\"logit_bias\":") + bias).code(), ErrorCode::kInvalidArgument)
+        << bias;
   EXPECT_FALSE(CompletionError(R"("frequency_penalty":2.1)").ok());
   EXPECT_FALSE(CompletionError(R"("response_format":"json")").ok());
   EXPECT_FALSE(CompletionError(R"("stop":[""])").ok());

@@ -6,9 +6,28 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
+
+
+def with_chat_template(model, template, path):
+    """Writes the GGUF file `model` with a chat template to `path`."""
+    def text(value):
+        return struct.pack("<Q", len(value)) + value
+
+    def entry(key, value):
+        return text(key) + struct.pack("<I", 8) + text(value)  # 8: a string
+
+    with open(model, "rb") as file:
+        data = file.read()
+    magic, version, tensors, entries = struct.unpack_from("<4sIQQ", data)
+    added = entry(b"tokenizer.chat_template", template.encode())
+    # Tensors stay where they are, counted from an aligned place behind the entries.
+    added += entry(b"test.padding", b"x" * (-(len(added) + len(entry(b"test.padding", b""))) % 32))
+    with open(path, "wb") as file:
+        file.write(struct.pack("<4sIQQ", magic, version, tensors, entries + 2) + added + data[24:])
 
 
 class Server:

@@ -36,16 +36,17 @@ TEST(ToolCallParser, TakesCallsOutOfTheText) {
   ExpectTold("plain <text> </tool_call> <tool_cal", {"plain <text> </tool_call> <tool_cal", {}});
   ExpectTold("I look.<tool_call>\n{\"name\": \"f\", \"arguments\": {\"z\":1,\"a\":[\"</x>\"]}}\n</tool_call>",
              {"I look.", {"f {\"z\": 1, \"a\": [\"</x>\"]}"}});
-  ExpectTold("<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call>\n",
-             {"", {"f {}", "g {}"}});
+  ExpectTold(
+      "<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call>\n",
+      {"", {"f {}", "g {}"}});
   ExpectTold("<tool_call>{\"name\":\"f\"}</tool_call> so", {" so", {"f {}"}});
 }
 
 TEST(ToolCallParser, WhatIsNoCallStaysText) {
   for (const char* text :
-       {"<tool_call>{\"name\": f}</tool_call>", "<tool_call>[1]</tool_call>.", "<tool_call>{\"name\":1}</tool_call>",
-        "<tool_call>{\"name\":\"f\",\"arguments\":\"{}\"}</tool_call>", "<tool_call>{\"name\":\"f\"", "<tool_call>",
-        "<tool_call></tool_call>"}) {
+       {"<tool_call>{\"name\": f}</tool_call>", "<tool_call>[1]</tool_call>.",
+        "<tool_call>{\"name\":1}</tool_call>", "<tool_call>{\"name\":\"f\",\"arguments\":\"{}\"}</tool_call>",
+        "<tool_call>{\"name\":\"f\"", "<tool_call>", "<tool_call></tool_call>"}) {
     ExpectTold(text, {text, {}});
   }
   EXPECT_EQ(ParsePieces("<tool_call>" + std::string(100000, '['), 1000).calls.size(), 0u);

@@ -16,6 +16,7 @@ function headers() {
 }
 
 const dialog = document.getElementById("key-dialog");
+dialog.addEventListener("cancel", (event) => event.preventDefault());  // without a key there is nothing to see
 let asking = null;
 
 /** Asks for the key; resolves when one was given. Those who ask while it is open wait for the same one. */
@@ -27,7 +28,6 @@ function askForKey() {
   const field = document.getElementById("key");
   field.value = "";
   asking = new Promise((resolve) => {
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
     document.getElementById("key-form").addEventListener("submit", () => {
       sessionStorage.setItem(KEY, field.value);
       asking = null;

@@ -248,7 +248,8 @@ async function loadPlan() {
     `taken at once; each older one takes ${bytes(plan.bytes_per_token)} for ${bytes(plan.bytes_per_token_fp16)} ` +
     `(${ratio.toFixed(2)}× smaller).`;
   $("plan-text").textContent =
-    `${plan.recipe}: keys have ${plan.key_bits} bits a number in the mean, values ${plan.value_bits}.`;
+    `${plan.recipe}: keys have ${plan.key_bits} bits a number in the mean, values ${plan.value_bits}. ` +
+    `A row a layer, ${plan.layers} from the first at the top.`;
   const option = (value, text) => Object.assign(document.createElement("option"), { value, textContent: text });
   $("head").replaceChildren(option("", `mean of ${plan.kv_heads}`),
                             ...Array.from({ length: plan.kv_heads }, (_, h) => option(h, String(h))));
