@@ -155,6 +155,12 @@ class Backend {
   /// Bytes of the device's own memory that are taken now; 0 for the host.
   virtual int64_t device_bytes() const = 0;
 
+  /// Whether weights of so many elements find room, asked before the first is taken. what: begins the error's
+  /// text. Errors: kOutOfMemory, which states bytes wanted and free.
+  virtual Status CheckRoom(int64_t matrix_elements, int64_t vector_elements, const std::string& what) const {
+    (void)matrix_elements, (void)vector_elements, (void)what;
+    return Status::Ok();  // weights stay in the mapped file
+  }
   /// The tensor's bytes must outlive the weight. name: for messages. Errors: kOutOfMemory, kUnsupported.
   virtual Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) = 0;
   /// A vector [cols] (rows = 1), kept as float32.

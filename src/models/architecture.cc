@@ -45,6 +45,14 @@ std::span<const HuggingFaceFamily> AllFamilies() {
   return families;
 }
 
+Status CheckRoom(const ModelSource& source, const Backend& backend) {
+  int64_t matrices = 0, vectors = 0;
+  for (const ModelTensor& tensor : source.tensors()) {
+    (tensor.rows > 1 ? matrices : vectors) += tensor.rows * tensor.cols;
+  }
+  return backend.CheckRoom(matrices, vectors, source.name());
+}
+
 }  // namespace
 
 std::span<const Architecture> Architectures() { return kArchitectures; }
@@ -60,7 +68,10 @@ Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) {
 Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend) {
   std::string known;
   for (const Architecture& architecture : kArchitectures) {
-    if (architecture.name == source.architecture()) return architecture.load(source, backend);
+    if (architecture.name == source.architecture()) {
+      BGTQ_RETURN_IF_ERROR(CheckRoom(source, backend));
+      return architecture.load(source, backend);
+    }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", architecture.name);
   }
   return Status(ErrorCode::kUnsupported,
