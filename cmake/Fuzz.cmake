@@ -10,6 +10,8 @@ foreach(source ${fuzz_sources})
 endforeach()
 # The parsers alone: the layers between text and http take minutes to instrument and are not reached.
 target_sources(http_request_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/http/json_request.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/chat_request.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/request_fields.cc
                                            ${PROJECT_SOURCE_DIR}/src/http/tool_call_parser.cc
                                            ${PROJECT_SOURCE_DIR}/src/engine/sampler.cc)
 target_sources(json_machine_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/engine/json_machine.cc)

@@ -1,84 +1,16 @@
 // See json_request.h.
 #include "src/http/json_request.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/formats/json_fields.h"
+#include "src/http/request_fields.h"
 
 namespace blockgtq::http {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr size_t kMaxJsonBytes = size_t{1} << 30;  // the connection's limit of a body is what counts
-constexpr size_t kMaxItems = size_t{1} << 20;
-
-Status Bad(const char* field, const std::string& wanted) {
-  return Status(ErrorCode::kInvalidArgument, fmt::format("'{}' must be {}", field, wanted));
-}
-
-Result<Json> ParseObject(std::string_view body) {
-  Result<Json> json = ParseBoundedJson(body, kMaxJsonBytes, kMaxJsonDepth);
-  if (!json.ok()) return Status(ErrorCode::kInvalidArgument, "the request body: " + json.status().message());
-  if (!json->is_object())
-    return Status(ErrorCode::kInvalidArgument, "the request body: must be a JSON object");
-  return json;
-}
-
-/// The field, or null when it is absent or null.
-const Json* Find(const Json& object, const char* field) {
-  const auto found = object.find(field);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
-Status ReadInt(const Json& object, const char* field, int64_t min, int64_t max, int64_t* out) {
-  const Json* value = Find(object, field);
-  if (value == nullptr) return Status::Ok();
-  const std::string wanted = fmt::format("a whole number from {} to {}", min, max);
-  if (value->is_number_unsigned()) {
-    const uint64_t number = value->get<uint64_t>();
-    if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return Bad(field, wanted);
-    *out = static_cast<int64_t>(number);
-  } else if (value->is_number_integer()) {
-    *out = value->get<int64_t>();
-  } else {
-    return Bad(field, wanted);
-  }
-  return *out >= min && *out <= max ? Status::Ok() : Bad(field, wanted);
-}
-
-template <typename T>
-Status ReadSmallInt(const Json& object, const char* field, int64_t min, int64_t max, T* out) {
-  int64_t value = *out;
-  BGTQ_RETURN_IF_ERROR(ReadInt(object, field, min, max, &value));
-  *out = static_cast<T>(value);
-  return Status::Ok();
-}
-
-Status ReadFloat(const Json& object, const char* field, double min, double max, float* out) {
-  const Json* value = Find(object, field);
-  if (value == nullptr) return Status::Ok();
-  if (!value->is_number()) return Bad(field, "a number");
-  const double number = value->get<double>();
-  if (!(number >= min && number <= max)) return Bad(field, fmt::format("from {} to {}", min, max));
-  *out = static_cast<float>(number);
-  return Status::Ok();
-}
-
-Status ReadBool(const Json& object, const char* field, bool* out) {
-  const Json* value = Find(object, field);
-  if (value == nullptr) return Status::Ok();
-  if (!value->is_boolean()) return Bad(field, "true or false");
-  *out = value->get<bool>();
-  return Status::Ok();
-}
 
 Status ReadStop(const Json& object, std::vector<std::string>* out) {
   const Json* value = Find(object, "stop");
@@ -97,13 +29,6 @@ Status ReadStop(const Json& object, std::vector<std::string>* out) {
     if (stop.empty() || stop.size() > 1024) return Bad("stop", "of strings of 1 to 1024 bytes");
   }
   return Status::Ok();
-}
-
-/// A field whose only honoured value is its neutral one.
-Status Refuse(const Json& object, const char* field, const auto& neutral) {
-  const Json* value = Find(object, field);
-  if (value == nullptr || neutral(*value)) return Status::Ok();
-  return Status(ErrorCode::kUnsupported, fmt::format("'{}' is not supported by this server", field));
 }
 
 Status RefuseUnsupported(const Json& object) {
@@ -154,6 +79,20 @@ Status ReadLength(const Json& object, GenerationSettings* out) {
   return Status::Ok();
 }
 
+Result<std::vector<Token>> ReadTokens(const Json& list, const char* field) {
+  std::vector<Token> tokens;
+  if (!list.is_array() || list.size() > kMaxItems) return Bad(field, "a list of token ids");
+  for (const Json& item : list) {
+    if (!item.is_number_integer()) return Bad(field, "a list of token ids");
+    const int64_t id = item.get<int64_t>();
+    if (id < 0 || id > std::numeric_limits<Token>::max()) return Bad(field, "a list of token ids");
+    tokens.push_back(static_cast<Token>(id));
+  }
+  return tokens;
+}
+
+}  // namespace
+
 Result<GenerationSettings> ReadSettings(const Json& object) {
   BGTQ_RETURN_IF_ERROR(RefuseUnsupported(object));
   GenerationSettings s;
@@ -184,127 +123,6 @@ Result<GenerationSettings> ReadSettings(const Json& object) {
   BGTQ_RETURN_IF_ERROR(ReadSmallInt(object, "id_slot", -1, 1 << 20, &s.slot));
   if (s.slot >= 0 && s.choices > 1) return Bad("id_slot", "left out where n is above 1");
   return s;
-}
-
-/// A message's content: a string, or a list of {"type": "text", "text": ...}.
-Result<std::string> ReadContent(const Json& message) {
-  const Json* content = Find(message, "content");
-  if (content == nullptr) return std::string();
-  if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array()) return Bad("content", "a string or a list of text parts");
-  std::string text;
-  for (const Json& part : *content) {
-    const Json* type = part.is_object() ? Find(part, "type") : nullptr;
-    const Json* value = part.is_object() ? Find(part, "text") : nullptr;
-    if (type == nullptr || *type != "text") {
-      return Status(ErrorCode::kUnsupported, "'content' has a part that is not text: only text is supported");
-    }
-    if (value == nullptr || !value->is_string()) return Bad("text", "a string");
-    text += value->get<std::string>();
-  }
-  return text;
-}
-
-Result<std::vector<Token>> ReadTokens(const Json& list, const char* field) {
-  std::vector<Token> tokens;
-  if (!list.is_array() || list.size() > kMaxItems) return Bad(field, "a list of token ids");
-  for (const Json& item : list) {
-    if (!item.is_number_integer()) return Bad(field, "a list of token ids");
-    const int64_t id = item.get<int64_t>();
-    if (id < 0 || id > std::numeric_limits<Token>::max()) return Bad(field, "a list of token ids");
-    tokens.push_back(static_cast<Token>(id));
-  }
-  return tokens;
-}
-
-/// A function's name as it stands in a prompt, within quotes.
-bool IsFunctionName(const Json* name) {
-  if (name == nullptr || !name->is_string()) return false;
-  const std::string& text = name->get_ref<const std::string&>();
-  return !text.empty() && text.size() <= 64 && std::ranges::all_of(text, [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-' || c == '.';
-  });
-}
-
-constexpr const char* kNameWanted = "1 to 64 letters, digits, '_', '-' or '.'";
-
-/// body: the text of `object`.
-Status ReadTools(const Json& object, std::string_view body, std::vector<std::string>* out) {
-  BGTQ_RETURN_IF_ERROR(Refuse(object, "parallel_tool_calls", [](const Json& v) { return v == true; }));
-  bool none = false;
-  if (const Json* choice = Find(object, "tool_choice")) {
-    none = *choice == "none";
-    if (!none && *choice != "auto") {
-      return Status(ErrorCode::kUnsupported, "'tool_choice': this server knows \"auto\" and \"none\"");
-    }
-  }
-  const Json* tools = Find(object, "tools");
-  if (tools == nullptr) return Status::Ok();
-  if (!tools->is_array() || tools->size() > 128) return Bad("tools", "a list of up to 128 functions");
-  for (const Json& tool : *tools) {
-    const Json* type = tool.is_object() ? Find(tool, "type") : nullptr;
-    const Json* function = tool.is_object() ? Find(tool, "function") : nullptr;
-    if (type == nullptr || *type != "function" || function == nullptr || !function->is_object())
-      return Bad("tools", "a list of {\"type\": \"function\", \"function\": {...}}");
-    if (!IsFunctionName(Find(*function, "name")))
-      return Bad("tools", std::string("functions with a name of ") + kNameWanted);
-  }
-  if (none || tools->empty()) return Status::Ok();
-  // Keys in the client's order, as the model is to read them. The first parse has checked sizes and depth.
-  const auto ordered = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
-  for (const auto& tool : ordered["tools"]) out->push_back(TemplateJson(tool));
-  return Status::Ok();
-}
-
-/// The calls of an earlier answer, given back.
-Status ReadToolCalls(const Json& message, std::vector<ToolCall>* out) {
-  const Json* calls = Find(message, "tool_calls");
-  if (calls == nullptr) return Status::Ok();
-  if (!calls->is_array() || calls->size() > 128) return Bad("tool_calls", "a list of up to 128 calls");
-  for (const Json& call : *calls) {
-    const Json* function = call.is_object() ? Find(call, "function") : nullptr;
-    if (function == nullptr || !function->is_object())
-      return Bad("tool_calls", "a list of calls of functions");
-    const Json* name = Find(*function, "name");
-    if (!IsFunctionName(name)) return Bad("name", std::string("in tool_calls, ") + kNameWanted);
-    const Json* arguments = Find(*function, "arguments");
-    const char* wanted = "in tool_calls, a string with a JSON object";
-    if (arguments == nullptr || !arguments->is_string()) return Bad("arguments", wanted);
-    const std::string& text = arguments->get_ref<const std::string&>();
-    const Result<Json> bounded = ParseBoundedJson(text, kMaxJsonBytes, kMaxJsonDepth);
-    if (!bounded.ok() || !bounded->is_object()) return Bad("arguments", wanted);
-    out->push_back(
-        {name->get<std::string>(), TemplateJson(nlohmann::ordered_json::parse(text, nullptr, false))});
-  }
-  return Status::Ok();
-}
-
-}  // namespace
-
-Result<ChatRequest> ParseChatRequest(std::string_view body) {
-  BGTQ_ASSIGN_OR_RETURN(const Json json, ParseObject(body));
-  ChatRequest request;
-  BGTQ_RETURN_IF_ERROR(ReadTools(json, body, &request.tools));
-  BGTQ_ASSIGN_OR_RETURN(request.settings, ReadSettings(json));
-  const Json* messages = Find(json, "messages");
-  if (messages == nullptr || !messages->is_array() || messages->empty() || messages->size() > kMaxItems)
-    return Bad("messages", "a list of at least one message");
-  for (const Json& message : *messages) {
-    if (!message.is_object()) return Bad("messages", "a list of objects");
-    const Json* role = Find(message, "role");
-    if (role == nullptr || !role->is_string()) return Bad("role", "a string, in every message");
-    BGTQ_ASSIGN_OR_RETURN(std::string content, ReadContent(message));
-    request.messages.push_back({role->get<std::string>(), std::move(content)});
-    BGTQ_RETURN_IF_ERROR(ReadToolCalls(message, &request.messages.back().tool_calls));
-  }
-  bool logprobs = false;
-  int64_t top = 0;
-  BGTQ_RETURN_IF_ERROR(ReadBool(json, "logprobs", &logprobs));
-  BGTQ_RETURN_IF_ERROR(ReadInt(json, "top_logprobs", 0, 20, &top));
-  if (top > 0 && !logprobs) return Bad("logprobs", "true where top_logprobs is given");
-  if (logprobs) request.settings.top_logprobs = static_cast<int>(top);
-  return request;
 }
 
 Result<CompletionRequest> ParseCompletionRequest(std::string_view body) {
