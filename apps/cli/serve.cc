@@ -82,6 +82,7 @@ class ServeCommand : public Command {
     if (service_.model_name.empty()) service_.model_name = std::filesystem::path(model_.path).stem().string();
     service_.cache_name = cache_.Name();
     service_.version = BGTQ_VERSION;
+    service_.plan = plan.has_value() ? &*plan : nullptr;
     InstallStopHandler();
     boost::asio::io_context io(1);
     serve::EngineThread engine(std::move(scheduler), max_waiting_);
