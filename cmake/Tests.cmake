@@ -37,7 +37,13 @@ if(Python3_Interpreter_FOUND)
   # The server as its clients meet it, over loopback.
   add_test(NAME HttpServer COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/http/server_test.py
                                    $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
-  set_tests_properties(HttpServer PROPERTIES LABELS http)
+  add_test(NAME HttpFaults COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/http/faults_test.py
+                                   $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
+  # Many streams, some of which leave: every text is what the request gets alone.
+  add_test(NAME HttpLoad COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/bench/server_load.py --short
+                                 --binary $<TARGET_FILE:blockgtq>
+                                 --model-file ${PROJECT_SOURCE_DIR}/tests/data/models/llama.gguf)
+  set_tests_properties(HttpServer HttpFaults HttpLoad PROPERTIES LABELS http)
 else()
   message(STATUS "No Python 3: the architecture and command-line tests are left out")
 endif()
