@@ -33,6 +33,9 @@ import results
 WORDS = ("time river stone light house garden winter music letter window forest silver morning paper bridge ocean "
          "candle mountain village doctor engine number story market island circle summer travel coffee").split()
 
+CASES = ((8, 256), (700, 128))       # words of a prompt, new tokens
+PEER_CASES = ((9, 256), (701, 128))  # the same in tokens
+
 
 class Server:
     def __init__(self, binary, model, threads, *options):
@@ -114,7 +117,7 @@ class Client:
         return b"".join(parts)
 
     def answer(self):
-        """The text and its last event. Exits when the stream is not whole."""
+        """The text and the usage; (None, {}) of a stream that is not whole."""
         frames = [frame[len("data: "):] for frame in self.body().decode().split("\n\n") if frame.startswith("data: ")]
         if self.status() != 200 or not frames or frames[-1] != "[DONE]":
             return None, {}
@@ -176,11 +179,12 @@ def words(generator, count):
 
 def soak(server, streams, seconds, warm_up, requests_count, longest):
     generator = random.Random(1)
-    lengths = [generator.choice((3, 10, 30, 80, longest // 3, longest)) for _ in range(requests_count)]
+    lengths = [generator.choice((2, longest // 30, longest // 10, longest // 3, longest)) for _ in range(requests_count)]
     requests = [request(f"{i} " + words(generator, n), generator.randint(8, 96)) for i, n in enumerate(lengths)]
-    alone = [client.answer()[0] for client in run_all(server.port, requests, 1)]
+    clients = run_all(server.port, requests, 1)
+    alone = [client.answer()[0] for client in clients]
     if None in alone:
-        sys.exit("a request failed that ran alone")
+        sys.exit("a request failed that ran alone: " + clients[alone.index(None)].body().decode())
 
     counts = {"requests": 0, "left_in_the_middle": 0, "failed": 0, "different": 0, "tokens": 0}
     resident = []
@@ -276,7 +280,62 @@ def prefix(server, prompt_words, rounds):
             "ratio": round(statistics.median(cold) / statistics.median(warm), 1)}
 
 
+def peer_here(model, threads, streams, cases, rounds):
+    """llama.cpp's decoding of the same batches, printed as JSON. Run by a Python that has llama-cpp-python."""
+    import ctypes
+
+    import llama_cpp as lib
+    silent = lib.llama_log_callback(lambda level, text, user: None)
+    lib.llama_log_set(silent, ctypes.c_void_p(0))
+    lib.llama_backend_init()
+    parameters = lib.llama_model_default_params()
+    parameters.n_gpu_layers = 0
+    loaded = lib.llama_model_load_from_file(str(model).encode(), parameters)
+    vocabulary_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(loaded))
+    generator, rows = random.Random(2), []
+    for prompt, tokens in cases:
+        options = lib.llama_context_default_params()
+        options.n_ctx = streams * -(-(prompt + tokens + 8) // 256) * 256
+        options.n_seq_max, options.n_batch, options.n_ubatch = streams, 512, 512
+        options.n_threads = options.n_threads_batch = threads
+        options.flash_attn_type, options.offload_kqv = 0, False
+        context = lib.llama_init_from_model(loaded, options)
+        batch = lib.llama_batch_init(512, 0, 1)
+
+        def decode(entries):
+            batch.n_tokens = len(entries)
+            for i, (sequence, position, token, wanted) in enumerate(entries):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, wanted
+                batch.seq_id[i][0] = sequence
+            if lib.llama_decode(context, batch) != 0:
+                sys.exit("llama_decode failed")
+            lib.llama_synchronize(context)
+
+        for sequence in range(streams):
+            ids = [generator.randrange(1000, vocabulary_size) for _ in range(prompt)]
+            for first in range(0, prompt, 512):
+                part = ids[first:first + 512]
+                decode([(sequence, first + i, token, first + i + 1 == prompt) for i, token in enumerate(part)])
+        speed = {}
+        for count in (1, streams) * rounds:
+            start = time.perf_counter()
+            for step in range(tokens):
+                decode([(sequence, prompt + step, 1000 + step, True) for sequence in range(count)])
+            speed.setdefault(count, []).append(round(count * tokens / (time.perf_counter() - start), 1))
+            for sequence in range(count):
+                lib.llama_memory_seq_rm(lib.llama_get_memory(context), sequence, prompt, -1)
+        rows.append({"prompt_tokens": prompt, "new_tokens": tokens, "streams": streams,
+                     "tokens_per_second_one": speed[1], "tokens_per_second_many": speed[streams],
+                     "ratio": round(statistics.median(speed[streams]) / statistics.median(speed[1]), 2)})
+        lib.llama_free(context)
+    print(json.dumps({"engine": f"llama.cpp, llama-cpp-python {lib.__version__}, f16 cache; without HTTP, sampling and text",
+                      "rows": rows}))
+
+
 def main():
+    if sys.argv[1:2] == ["--peer"]:  # as main starts itself, below
+        model, threads, streams, cases, rounds = json.loads(sys.argv[2])
+        return peer_here(model, threads, streams, cases, rounds)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, required=True)
     parser.add_argument("-m", "--model", choices=results.MODEL_FILES, default="smollm2-135m")
@@ -296,7 +355,7 @@ def main():
 
     if arguments.short:
         server = Server(arguments.binary, model, arguments.threads, "--np", "32", "--cache-tokens", "4096", "--recipe", "fp16")
-        result["soak"] = soak(server, 32, 3, 1, 24, 120)
+        result["soak"] = soak(server, 32, 2, 0.5, 16, 30)
         server.stop()
         print(json.dumps(result["soak"]))
         sys.exit(result["soak"]["failed"] + result["soak"]["different"] > 0)
@@ -309,13 +368,23 @@ def main():
         print(json.dumps(result["soak"]), file=sys.stderr, flush=True)
     if "throughput" in parts:
         server = Server(arguments.binary, model, arguments.threads)
-        result["throughput"] = throughput(server, 16, ((8, 256), (700, 128)), arguments.rounds)
+        result["throughput"] = throughput(server, 16, CASES, arguments.rounds)
         server.stop()
     if "prefix" in parts:
         server = Server(arguments.binary, model, arguments.threads)
         result["prefix"] = prefix(server, 2000, arguments.rounds)
         server.stop()
         print(json.dumps(result["prefix"]), file=sys.stderr, flush=True)
+    if "peer" in parts and arguments.llama_python:
+        with tempfile.TemporaryDirectory() as folder:
+            shim = os.path.join(folder, "refuse_amx.so")  # as bench/llama_cpp_speed.py says
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(results.ROOT / "bench/peers/refuse_amx.c"), "-o", shim,
+                            "-ldl"], check=True)
+            task = json.dumps([str(model), arguments.threads, 16, PEER_CASES, arguments.rounds])
+            done = subprocess.run([arguments.llama_python, __file__, "--peer", task], stdout=subprocess.PIPE, text=True,
+                                  env={**os.environ, "LD_PRELOAD": shim}, check=True)
+        result["peer"] = json.loads(done.stdout)
+        print(done.stdout, file=sys.stderr, flush=True)
     if arguments.out:
         results.write(arguments.out, result)
 

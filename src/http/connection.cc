@@ -203,8 +203,12 @@ void Connection::WriteNext() {
   }
   writing_ = true;
   write_timer_.expires_after(server_.options_.write_timeout);
-  write_timer_.async_wait([self = shared_from_this()](error_code aborted) {
-    if (!aborted && self->writing_) self->Close();
+  write_timer_.async_wait([self = shared_from_this(), number = ++writes_](error_code aborted) {
+    if (aborted) return;
+    // Past what is ready: after a pause of the whole process a write may have ended as well.
+    net::post(self->server_.io_, [self, number] {
+      if (self->writing_ && self->writes_ == number) self->Close();
+    });
   });
   net::async_write(socket_, net::buffer(out_.front()), [self = shared_from_this()](error_code error, size_t) {
     self->writing_ = false;

@@ -69,6 +69,7 @@ class Connection : public Reply, public std::enable_shared_from_this<Connection>
   std::deque<std::string> out_;
   size_t out_bytes_ = 0;
   size_t discarded_ = 0;
+  uint64_t writes_ = 0;  // begun
   std::function<void()> on_gone_;
   bool writing_ = false;
   bool answering_ = false;    // a handler owes the rest of an answer
