@@ -44,7 +44,13 @@ if(Python3_Interpreter_FOUND)
                                    $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
   add_test(NAME HttpPage COMMAND ${http_python} ${PROJECT_SOURCE_DIR}/tests/http/page_test.py
                                  $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
-  set_tests_properties(HttpServer HttpPage PROPERTIES LABELS http SKIP_RETURN_CODE 77)
+  add_test(NAME HttpFaults COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/http/faults_test.py
+                                   $<TARGET_FILE:blockgtq> ${PROJECT_SOURCE_DIR}/tests/data)
+  # Many streams, some of which leave: every text is what the request gets alone.
+  add_test(NAME HttpLoad COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/bench/server_load.py --short
+                                 --binary $<TARGET_FILE:blockgtq>
+                                 --model-file ${PROJECT_SOURCE_DIR}/tests/data/models/llama.gguf)
+  set_tests_properties(HttpServer HttpPage HttpFaults HttpLoad PROPERTIES LABELS http SKIP_RETURN_CODE 77)
 else()
   message(STATUS "No Python 3: the architecture and command-line tests are left out")
 endif()

@@ -9,6 +9,7 @@
 #include "apps/cli/command.h"
 #include "apps/cli/options.h"
 #include "apps/cli/terminal.h"
+#include "src/formats/atomic_file.h"
 #include "src/http/service.h"
 
 namespace blockgtq::cli {
@@ -83,6 +84,11 @@ class ServeCommand : public Command {
     service_.cache_name = cache_.Name();
     service_.version = BGTQ_VERSION;
     service_.plan = plan.has_value() ? &*plan : nullptr;
+    if (!service_.slot_folder.empty()) {
+      BGTQ_ASSIGN_OR_RETURN(const int64_t removed, RemoveAbandonedTemporaries(service_.slot_folder));
+      if (removed > 0)
+        Log(fmt::format("slots: removed {} unfinished files of a server that was killed", removed));
+    }
     InstallStopHandler();
     boost::asio::io_context io(1);
     serve::EngineThread engine(std::move(scheduler), max_waiting_);

@@ -50,13 +50,21 @@ void AttentionOp::Impl::Rotate(const AttentionCall& call) {
       rope.Apply(key, position, RotatedKey(row, h));
     }
   };
+  rotations.clear();
   for (const BatchSlice& s : call.slices) {
-    if (s.count < 8) {  // a parallel region costs more than these few rows
-      for (int64_t i = 0; i < s.count; ++i) rotate_row(s, i);
-    } else {
-      pool.Run(s.count, [&](int64_t i, int) { rotate_row(s, i); });
-    }
+    for (int64_t i = 0; i < s.count; ++i) rotations.emplace_back(&s, i);
   }
+  if (rotations.size() < 8) {  // a parallel region costs more than these few rows
+    for (const auto& [slice, i] : rotations) rotate_row(*slice, i);
+    return;
+  }
+  constexpr size_t kRowsPerTask = 4;
+  const size_t blocks = (rotations.size() + kRowsPerTask - 1) / kRowsPerTask;
+  pool.Run(static_cast<int64_t>(blocks), [&](int64_t block, int) {
+    const size_t first = static_cast<size_t>(block) * kRowsPerTask;
+    for (size_t r = first; r < std::min(first + kRowsPerTask, rotations.size()); ++r)
+      rotate_row(*rotations[r].first, rotations[r].second);
+  });
 }
 
 void AttentionOp::Impl::Observe(const AttentionCall& call) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "src/cpu/attention_codes.h"
@@ -117,8 +118,9 @@ struct AttentionOp::Impl {
   const CpuActivations *q_in = nullptr, *k_in = nullptr, *v_in = nullptr;
   CpuActivations* out = nullptr;
   std::atomic<int64_t> bad_position{0};
-  std::vector<float> q_rot, k_rot;  // [rows, heads, D] post-RoPE, block order
-  std::vector<std::byte> chunk;     // scratch tiles [tile, kv_head]
+  std::vector<std::pair<const BatchSlice*, int64_t>> rotations;  // the rows of a call: slice, row in it
+  std::vector<float> q_rot, k_rot;                               // [rows, heads, D] post-RoPE, block order
+  std::vector<std::byte> chunk;                                  // scratch tiles [tile, kv_head]
   std::vector<AttentionTask> tasks;
   std::vector<PreparedQueries> split_queries;
   std::vector<float> parts, parts_lse;  // partial results of split tasks

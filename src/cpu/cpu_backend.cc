@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <hwy/targets.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -23,7 +24,7 @@ namespace {
 
 /// Rows of element-wise work below this many floats stay on the calling thread: a region costs about a
 /// microsecond.
-constexpr int64_t kParallelFloats = 16384;
+constexpr int64_t kParallelFloats = 8192;
 /// Longer batches run no faster (the products' blocks are full) and take more memory.
 constexpr int64_t kPromptBatch = 512;
 
@@ -50,13 +51,23 @@ const CpuActivations& Cast(const Activations& x) { return static_cast<const CpuA
 
 /// As Backend::LargestOfRows, of one row.
 int32_t LargestIndex(std::span<const float> x) {
-  float largest = -std::numeric_limits<float>::infinity();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr size_t kBlock = 256;
+  float largest = -kInfinity;
   int32_t index = -1;
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (!(x[i] < std::numeric_limits<float>::infinity())) return -1;  // NaN too
-    if (x[i] > largest) {
-      largest = x[i];
-      index = static_cast<int32_t>(i);
+  for (size_t first = 0; first < x.size(); first += kBlock) {
+    const std::span<const float> block = x.subspan(first, std::min(kBlock, x.size() - first));
+    // Most blocks hold nothing larger; these two questions have no branch, so that compilers vectorise them.
+    bool finite = true, larger = false;
+    for (const float value : block) {
+      finite &= value < kInfinity;  // false for NaN
+      larger |= value > largest;
+    }
+    if (!finite) return -1;
+    for (size_t i = 0; larger && i < block.size(); ++i) {
+      if (block[i] <= largest) continue;
+      largest = block[i];
+      index = static_cast<int32_t>(first + i);
     }
   }
   return index;
@@ -215,9 +226,9 @@ class CpuBackend : public Backend {
     return Status::Ok();
   }
   Status LargestOfRows(const Activations& x, std::span<int32_t> out) override {
-    for (size_t r = 0; r < out.size(); ++r) {
-      out[r] = LargestIndex({Cast(x).row(static_cast<int64_t>(r)), static_cast<size_t>(x.cols())});
-    }
+    ForRows(static_cast<int64_t>(out.size()), x.cols(), [&](int64_t r) {
+      out[static_cast<size_t>(r)] = LargestIndex({Cast(x).row(r), static_cast<size_t>(x.cols())});
+    });
     return Status::Ok();
   }
 

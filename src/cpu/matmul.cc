@@ -22,7 +22,7 @@ constexpr int64_t kPrefetchBytes = 24 << 10;
 // Bytes of prepared activations that the row groups of a task share, so that they stay in a core's L2 cache.
 constexpr int64_t kTokenBlockBytes = 1 << 20;
 // Below this many activations, preparing them on the calling thread is faster than a parallel region.
-constexpr int64_t kParallelActivations = 16 << 10;
+constexpr int64_t kParallelActivations = 8 << 10;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

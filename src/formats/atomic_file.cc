@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +13,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace blockgtq {
@@ -48,10 +52,43 @@ Result<AtomicFile> AtomicFile::Create(const std::string& asked) {
     // Not mkstemp: the file must get the permissions that the user's umask gives.
     std::string temporary = fmt::format("{}.{}-{}.tmp", path, getpid(), counter++);
     const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0) return AtomicFile(path, std::move(temporary), fd);
+    if (fd >= 0) {
+      flock(fd,
+            LOCK_EX | LOCK_NB);  // says that its writer lives; where locks do not work, nothing is removed
+      return AtomicFile(path, std::move(temporary), fd);
+    }
     if (errno != EEXIST) return IoError(path, "create", errno);
   }
   return IoError(path, "create", EEXIST);
+}
+
+Result<int64_t> RemoveAbandonedTemporaries(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::directory_iterator files(folder, error);
+  int64_t removed = 0;
+  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
+    const std::string name = files->path().filename().string();
+    // NAME.PROCESS-NUMBER.tmp, as Create makes them.
+    static constexpr std::string_view kEnd = ".tmp";
+    if (!name.ends_with(kEnd)) continue;
+    const size_t end = name.size() - kEnd.size(), dash = name.rfind('-', end), dot = name.rfind('.', dash);
+    if (dash == std::string::npos || dot == std::string::npos || dot == 0) continue;
+    const auto digits = [&](size_t first, size_t last) {
+      return first < last && std::all_of(name.begin() + static_cast<int64_t>(first),
+                                         name.begin() + static_cast<int64_t>(last),
+                                         [](char c) { return c >= '0' && c <= '9'; });
+    };
+    if (!digits(dot + 1, dash) || !digits(dash + 1, end)) continue;
+    const std::string path = files->path().string();
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) continue;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path.c_str()) == 0) ++removed;
+    close(fd);
+  }
+  if (!error) return removed;
+  return Status(ErrorCode::kIo,
+                fmt::format("{}: cannot list the folder: {}; check the path and its permissions", folder,
+                            error.message()));
 }
 
 AtomicFile::AtomicFile(std::string path, std::string temporary, int fd)

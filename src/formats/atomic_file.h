@@ -30,4 +30,8 @@ class AtomicFile {
   int fd_ = -1;
 };
 
+/// Removes what AtomicFiles left in `folder` because their process was killed; files that a living one is
+/// writing stay. The number removed. Errors: kIo (the folder cannot be read).
+Result<int64_t> RemoveAbandonedTemporaries(const std::string& folder);
+
 }  // namespace blockgtq

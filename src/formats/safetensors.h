@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -62,5 +63,21 @@ struct SafetensorsTensor {
 Status WriteSafetensors(const std::string& path,
                         const std::map<std::string, std::string, std::less<>>& metadata,
                         std::span<const SafetensorsTensor> tensors);
+
+/// A tensor whose bytes are made while the file is written.
+struct SafetensorsShape {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+};
+using ByteSink = std::function<Status(std::span<const std::byte>)>;
+
+/// The same, without holding the tensors: make(i, sink) passes the bytes of tensors[i] to the sink, in as
+/// many pieces as it likes. Called once a tensor, in the file's order. Errors: also those of make, and
+/// kInvalidArgument when a tensor gets another number of bytes than its shape needs.
+Status WriteSafetensors(const std::string& path,
+                        const std::map<std::string, std::string, std::less<>>& metadata,
+                        std::span<const SafetensorsShape> tensors,
+                        const std::function<Status(size_t tensor, const ByteSink& sink)>& make);
 
 }  // namespace blockgtq

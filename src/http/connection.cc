@@ -19,7 +19,10 @@ namespace net = boost::asio;
 namespace beast = boost::beast;
 namespace bhttp = boost::beast::http;
 
-constexpr size_t kMaxPipelined = 64 << 10;          // bytes of later requests read while one is answered
+constexpr size_t kMaxPipelined = 64 << 10;  // bytes of later requests read while one is answered
+// Of what has arrived and is not yet taken: bounds trailers and chunk extensions too, which no other limit
+// counts.
+constexpr size_t kMaxBuffered = size_t{256} << 10;
 constexpr size_t kMaxDiscarded = size_t{64} << 20;  // of a refused request, read so that its client sees why
 constexpr std::chrono::milliseconds kLingerTime{3000};
 constexpr std::chrono::milliseconds kProbeEvery{1000};
@@ -31,7 +34,8 @@ Connection::Connection(net::ip::tcp::socket socket, Server& server)
       server_(server),
       registry_(server.connections_),
       read_timer_(server.io_),
-      write_timer_(server.io_) {
+      write_timer_(server.io_),
+      buffer_(kMaxBuffered) {
   error_code ignored;
   socket_.set_option(net::ip::tcp::no_delay(true), ignored);
   registry_->insert(this);
@@ -56,6 +60,7 @@ void Connection::ReadTimedOut() {
 
 void Connection::ReadHeader(std::chrono::milliseconds timeout) {
   idle_ = true;
+  head_ = false;
   parser_.emplace();
   parser_->header_limit(static_cast<uint32_t>(server_.options_.max_header_bytes));
   parser_->body_limit(server_.options_.max_body_bytes);
@@ -71,6 +76,7 @@ void Connection::HeaderRead(error_code error) {
   if (error) return RequestFailed(error);
   idle_ = false;
   http11_ = parser_->get().version() >= 11;
+  head_ = parser_->get().method() == bhttp::verb::head;
   keep_alive_ = parser_->keep_alive() && !server_.draining_;
   Response refusal;
   if (server_.handler_.Refuse(Take(), &refusal)) {
@@ -115,12 +121,17 @@ void Connection::RequestFailed(error_code error) {
     return SendFinal(ErrorResponse(408, "the request did not arrive in time"));
   if (error == bhttp::error::header_limit)
     return SendFinal(ErrorResponse(431, "the request's header is too large"));
-  if (error == bhttp::error::body_limit)
+  if (error == bhttp::error::body_limit || error == bhttp::error::buffer_overflow)
     return SendFinal(ErrorResponse(413, "the request's body is too large"));
   const bool parse_error = error.category() == make_error_code(bhttp::error::bad_method).category();
   if (parse_error && error != bhttp::error::end_of_stream && error != bhttp::error::partial_message)
     return SendFinal(ErrorResponse(400, "the request is not valid HTTP"));
   Close();  // the client left, or never asked
+}
+
+void Connection::OnGone(std::function<void()> callback) {
+  if (closed_) return callback();
+  on_gone_ = std::move(callback);
 }
 
 void Connection::Send(Response response) {
@@ -137,6 +148,7 @@ void Connection::Send(Response response) {
   message.keep_alive(keep_alive_);
   message.body() = std::move(response.body);
   message.prepare_payload();
+  if (head_) message.body().clear();  // its length is told, its bytes are not sent
   std::ostringstream text;
   text << message;
   complete_ = true;
@@ -191,8 +203,12 @@ void Connection::WriteNext() {
   }
   writing_ = true;
   write_timer_.expires_after(server_.options_.write_timeout);
-  write_timer_.async_wait([self = shared_from_this()](error_code aborted) {
-    if (!aborted && self->writing_) self->Close();
+  write_timer_.async_wait([self = shared_from_this(), number = ++writes_](error_code aborted) {
+    if (aborted) return;
+    // Past what is ready: after a pause of the whole process a write may have ended as well.
+    net::post(self->server_.io_, [self, number] {
+      if (self->writing_ && self->writes_ == number) self->Close();
+    });
   });
   net::async_write(socket_, net::buffer(out_.front()), [self = shared_from_this()](error_code error, size_t) {
     self->writing_ = false;

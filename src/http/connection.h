@@ -34,7 +34,7 @@ class Connection : public Reply, public std::enable_shared_from_this<Connection>
   void BeginStream(const std::string& content_type) override;
   void Write(const std::string& data) override;
   void EndStream() override;
-  void OnGone(std::function<void()> callback) override { on_gone_ = std::move(callback); }
+  void OnGone(std::function<void()> callback) override;
 
  private:
   using error_code = boost::system::error_code;
@@ -69,6 +69,7 @@ class Connection : public Reply, public std::enable_shared_from_this<Connection>
   std::deque<std::string> out_;
   size_t out_bytes_ = 0;
   size_t discarded_ = 0;
+  uint64_t writes_ = 0;  // begun
   std::function<void()> on_gone_;
   bool writing_ = false;
   bool answering_ = false;    // a handler owes the rest of an answer
@@ -77,6 +78,7 @@ class Connection : public Reply, public std::enable_shared_from_this<Connection>
   bool complete_ = false;     // the whole answer is in out_
   bool keep_alive_ = false;
   bool http11_ = true;
+  bool head_ = false;  // the request's method: its answer has no body
   bool timed_out_ = false;
   bool half_closed_ = false;
   bool watching_ = false;

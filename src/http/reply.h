@@ -24,7 +24,7 @@ struct Response {
   std::vector<std::pair<std::string, std::string>> headers = {};
 };
 
-/// All calls on the server's I/O thread. Once the client is gone every call does nothing.
+/// All calls on the server's I/O thread. Once the client is gone the others do nothing.
 class Reply {
  public:
   virtual ~Reply() = default;
@@ -33,7 +33,8 @@ class Reply {
   virtual void BeginStream(const std::string& content_type) = 0;
   virtual void Write(const std::string& data) = 0;
   virtual void EndStream() = 0;
-  /// Called once when the client goes away, or does not read, before the answer's end.
+  /// Called once when the client goes away, or does not read, before the answer's end; at once where it has
+  /// gone already.
   virtual void OnGone(std::function<void()> callback) = 0;
 };
 

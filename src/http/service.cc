@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
-#include <charconv>
 #include <random>
 #include <utility>
 
@@ -49,11 +48,18 @@ bool IsKey(const std::vector<std::string>& keys, std::string_view given) {
 
 Service::Service(boost::asio::io_context& io, const LoadedModel& model, serve::EngineThread& engine,
                  ServiceOptions options)
-    : io_(io), model_(model), engine_(engine), options_(std::move(options)), workers_(1) {}
+    : io_(io),
+      model_(model),
+      engine_(engine),
+      options_(std::move(options)),
+      workers_(1),
+      files_(std::make_shared<boost::asio::thread_pool>(1)) {}
 
 Service::~Service() {
   workers_.stop();
+  files_->stop();
   workers_.join();
+  files_->join();
 }
 
 const std::vector<Service::RouteInfo>& Service::Routes() {
@@ -183,51 +189,6 @@ void Service::PlanWidths(const HttpRequest&, const ReplyPtr& reply) {
   if (options_.plan == nullptr)
     return reply->Send(ErrorResponse(404, "the cache has no plan: it is kept as " + options_.cache_name));
   reply->Send(JsonResponse(PlanJson(*options_.plan)));
-}
-
-void Service::Slots(const HttpRequest&, const ReplyPtr& reply) {
-  engine_.Post([&io = io_, reply](serve::Scheduler& scheduler) {
-    Json list = Json::array();
-    for (const serve::SlotInfo& slot : scheduler.slots()) {
-      list.push_back({{"id", slot.slot}, {"is_processing", slot.busy}, {"n_tokens", slot.tokens}});
-    }
-    boost::asio::post(io, [reply, list = std::move(list)] { reply->Send(JsonResponse(list)); });
-  });
-}
-
-void Service::SlotAction(const HttpRequest& request, const ReplyPtr& reply) {
-  const std::string_view digits = std::string_view(request.path).substr(std::string_view("/slots/").size());
-  int slot = -1;
-  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), slot);
-  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size() || slot < 0)
-    return reply->Send(ErrorResponse(404, "a slot's path is /slots/NUMBER"));
-  const bool save = request.query == "action=save", restore = request.query == "action=restore";
-  if (!save && !restore && request.query != "action=erase")
-    return reply->Send(ErrorResponse(400, "the query must be action=save, action=restore or action=erase"));
-  std::string name;
-  if (save || restore) {
-    if (options_.slot_folder.empty())
-      return reply->Send(ErrorResponse(501, "slots are not kept on disk (start with --slot-save-path)"));
-    Result<std::string> given = ParseSlotFileName(request.body);
-    if (!given.ok()) return reply->Send(ErrorResponse(given.status()));
-    name = std::move(*given);
-  }
-  const std::string path = options_.slot_folder + "/" + name;
-  engine_.Post([&io = io_, reply, slot, save, restore, name, path](serve::Scheduler& scheduler) {
-    const Result<int64_t> tokens = save      ? scheduler.SaveSlot(slot, path)
-                                   : restore ? scheduler.RestoreSlot(slot, path)
-                                             : scheduler.EraseSlot(slot);
-    Response response;
-    if (tokens.ok()) {
-      response = JsonResponse({{"id_slot", slot}, {"filename", name}, {"n_tokens", *tokens}});
-    } else {  // the message names the file by its whole path; a client is told its name
-      std::string message = tokens.status().message();
-      for (size_t at; (at = message.find(path)) != std::string::npos && !name.empty();)
-        message.replace(at, path.size(), "slot file " + name);
-      response = ErrorResponse(Status(tokens.status().code(), message));
-    }
-    boost::asio::post(io, [reply, response = std::move(response)] { reply->Send(response); });
-  });
 }
 
 void Service::Tokenize(const HttpRequest& request, const ReplyPtr& reply) {

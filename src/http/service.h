@@ -55,6 +55,11 @@ class Service : public Handler {
   void Props(const HttpRequest& request, const ReplyPtr& reply);
   void Slots(const HttpRequest& request, const ReplyPtr& reply);
   void SlotAction(const HttpRequest& request, const ReplyPtr& reply);
+  struct SlotJob;
+  using SlotJobPtr = std::shared_ptr<SlotJob>;
+  static void SaveSlot(const SlotJobPtr& job);
+  static void RestoreSlot(const SlotJobPtr& job);
+  static void EraseSlot(const SlotJobPtr& job);
   void Chat(const HttpRequest& request, const ReplyPtr& reply);
   void Completions(const HttpRequest& request, const ReplyPtr& reply);
   void Tokenize(const HttpRequest& request, const ReplyPtr& reply);
@@ -69,7 +74,8 @@ class Service : public Handler {
   const LoadedModel& model_;
   serve::EngineThread& engine_;
   const ServiceOptions options_;
-  boost::asio::thread_pool workers_;
+  boost::asio::thread_pool workers_;                 // texts, beside the I/O thread
+  std::shared_ptr<boost::asio::thread_pool> files_;  // slot files
 };
 
 /// Whether `given` is one of the keys; takes as long whichever it is, and whether or not.

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <utility>
 
 namespace blockgtq::serve {
@@ -64,10 +65,13 @@ SchedulerStats EngineThread::stats() const {
 }
 
 void EngineThread::Loop() {
+  constexpr std::chrono::milliseconds kStalled{1};
+  bool stalled = false;
   std::deque<std::function<void(Scheduler&)>> work;
   while (true) {
     {
       std::unique_lock lock(mutex_);
+      if (stalled) wake_.wait_for(lock, kStalled, [&] { return stop_ || !work_.empty(); });
       wake_.wait(lock, [&] { return stop_ || !work_.empty() || !scheduler_->idle(); });
       if (stop_) break;
       work.swap(work_);
@@ -75,7 +79,7 @@ void EngineThread::Loop() {
     }
     for (auto& item : work) item(*scheduler_);
     work.clear();
-    if (!scheduler_->idle()) scheduler_->Step();
+    stalled = !scheduler_->idle() && !scheduler_->Step();
     const SchedulerStats now = scheduler_->stats();
     const std::lock_guard lock(mutex_);
     stats_ = now;

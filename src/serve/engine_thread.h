@@ -25,6 +25,7 @@ class EngineThread {
 
   const SchedulerOptions& options() const { return scheduler_->options(); }
   int64_t sequence_limit() const { return scheduler_->sequence_limit(); }
+  const KvCache& cache() const { return scheduler_->cache(); }
 
   /// Queues several requests, all or none, so that the answers to one question are not cut apart. sink is
   /// called on the engine's thread. Errors: those of Scheduler::Check; kOutOfMemory when the queue is full.

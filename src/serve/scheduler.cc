@@ -92,13 +92,14 @@ void Scheduler::Cancel(RequestId id) {
   }
 }
 
-void Scheduler::Step() {
+bool Scheduler::Step() {
   Admit();
   MakeRoomForDecoding();
   ChooseBatch();
-  if (batch_.empty()) return;
+  if (batch_.empty()) return false;
   RunBatch();
   DrawTokens();
+  return true;
 }
 
 void Scheduler::Admit() {

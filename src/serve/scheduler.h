@@ -12,8 +12,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "src/cache/session.h"
 #include "src/engine/context.h"
 #include "src/serve/prefix_cache.h"
 #include "src/serve/stream.h"
@@ -47,7 +49,7 @@ struct SchedulerStats {
 
 struct SlotInfo {
   int slot = 0;
-  bool busy = false;   // a request runs in it or waits for it
+  bool busy = false;   // a request runs in it, or it is being saved
   int64_t tokens = 0;  // kept, or of the running request
 };
 
@@ -71,17 +73,27 @@ class Scheduler {
   void Cancel(RequestId id);
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
-  /// Admits what fits and runs one pass.
-  void Step();
+  /// Admits what fits and runs one pass. False when there was nothing to run: what waits, waits for a slot
+  /// that is being saved, or was only now put back.
+  bool Step();
 
   SchedulerStats stats() const;
 
   std::vector<SlotInfo> slots() const;
-  /// The sequence that a slot keeps, written to a session file, or read from one, or dropped; the number of
-  /// its tokens. Errors: kInvalidArgument (no such slot; busy; nothing kept), those of SaveSession and
-  /// LoadSession; kOutOfMemory after everything that can give way has.
-  Result<int64_t> SaveSlot(int slot, const std::string& path);
-  Result<int64_t> RestoreSlot(int slot, const std::string& path);
+  /// What sessions are checked against: of this cache any thread may use what never changes.
+  const KvCache& cache() const { return cache_; }
+  /// The sequence that a slot keeps, on its way to a session file. Until EndSave the slot is busy, and where
+  /// saves_aside() any thread may write the session meanwhile. Errors: kInvalidArgument (no such slot; busy;
+  /// nothing kept).
+  Result<PendingSession> BeginSave(int slot);
+  void EndSave(int slot);
+  /// False for a cache whose bytes other threads cannot read (a device's).
+  bool saves_aside() const { return cache_.options().memory == &HostMemory(); }
+  /// The slot keeps the session's sequence, instead of what it held; the number of its tokens. Errors:
+  /// kInvalidArgument (no such slot; busy), those of SessionFile::Load, kOutOfMemory after the prefix cache
+  /// has given way.
+  Result<int64_t> RestoreSlot(int slot, const SessionFile& session);
+  /// Drops what the slot keeps; the number of its tokens. Errors: kInvalidArgument (no such slot; busy).
   Result<int64_t> EraseSlot(int slot);
 
  private:
@@ -90,6 +102,7 @@ class Scheduler {
     std::vector<Token> tokens;
     std::optional<SequenceId> sequence;
     int64_t last_used = 0;  // turn
+    bool saving = false;    // between BeginSave and EndSave
   };
 
   Scheduler(Context& context, const SchedulerOptions& options, int64_t sequence_limit);
@@ -134,7 +147,9 @@ class Scheduler {
   /// Forgets a stream whose sink knows; its slot keeps the sequence.
   void Retire(Stream& stream, FinishReason reason);
   bool SlotBusy(int slot) const;
+  /// kInvalidArgument where there is no such slot; CheckIdleSlot: also where it is busy. what: "save it".
   Status CheckSlot(int slot) const;
+  Status CheckIdleSlot(int slot, std::string_view what) const;
 
   Context& context_;
   KvCache& cache_;

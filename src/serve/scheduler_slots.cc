@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/cache/session.h"
 #include "src/serve/scheduler.h"
 
 namespace blockgtq::serve {
@@ -68,7 +67,8 @@ void Scheduler::ReleaseSlot(Slot& slot) {
 bool Scheduler::DropIdleSlot() {
   Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
-    if (slot.sequence.has_value() && (oldest == nullptr || slot.last_used < oldest->last_used))
+    if (slot.sequence.has_value() && !slot.saving &&
+        (oldest == nullptr || slot.last_used < oldest->last_used))
       oldest = &slot;
   }
   if (oldest == nullptr) return false;
@@ -77,13 +77,24 @@ bool Scheduler::DropIdleSlot() {
 }
 
 bool Scheduler::SlotBusy(int slot) const {
-  return std::ranges::any_of(running_, [&](const auto& stream) { return stream->request.slot == slot; });
+  return slots_[static_cast<size_t>(slot)].saving ||
+         std::ranges::any_of(running_, [&](const auto& stream) { return stream->request.slot == slot; });
 }
 
 Status Scheduler::CheckSlot(int slot) const {
   if (slot >= 0 && slot < options_.max_running) return Status::Ok();
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("slot {}: there are slots 0 to {}", slot, options_.max_running - 1));
+}
+
+Status Scheduler::CheckIdleSlot(int slot, std::string_view what) const {
+  BGTQ_RETURN_IF_ERROR(CheckSlot(slot));
+  if (!SlotBusy(slot)) return Status::Ok();
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("slot {}: {}; {} afterwards", slot,
+                  slots_[static_cast<size_t>(slot)].saving ? "it is being saved" : "a request runs in it",
+                  what));
 }
 
 std::vector<SlotInfo> Scheduler::slots() const {
@@ -98,28 +109,25 @@ std::vector<SlotInfo> Scheduler::slots() const {
   return all;
 }
 
-Result<int64_t> Scheduler::SaveSlot(int slot, const std::string& path) {
-  BGTQ_RETURN_IF_ERROR(CheckSlot(slot));
-  const Slot& kept = slots_[static_cast<size_t>(slot)];
-  if (SlotBusy(slot) || !kept.sequence.has_value()) {
+Result<PendingSession> Scheduler::BeginSave(int slot) {
+  BGTQ_RETURN_IF_ERROR(CheckIdleSlot(slot, "save it"));
+  Slot& kept = slots_[static_cast<size_t>(slot)];
+  if (!kept.sequence.has_value()) {
     return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("slot {}: {}", slot,
-                              SlotBusy(slot) ? "a request runs in it; save it afterwards"
-                                             : "holds nothing; run a request with \"id_slot\" first"));
+                  fmt::format("slot {}: holds nothing; run a request with \"id_slot\" first", slot));
   }
-  BGTQ_RETURN_IF_ERROR(SaveSession(cache_, *kept.sequence, kept.tokens, path));
-  return static_cast<int64_t>(kept.tokens.size());
+  BGTQ_ASSIGN_OR_RETURN(PendingSession session, PendingSession::Of(cache_, *kept.sequence, kept.tokens));
+  kept.saving = true;
+  return session;
 }
 
-Result<int64_t> Scheduler::RestoreSlot(int slot, const std::string& path) {
-  BGTQ_RETURN_IF_ERROR(CheckSlot(slot));
-  if (SlotBusy(slot)) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("slot {}: a request runs in it; restore it afterwards", slot));
-  }
-  Result<LoadedSession> loaded = LoadSession(cache_, path);
+void Scheduler::EndSave(int slot) { slots_[static_cast<size_t>(slot)].saving = false; }
+
+Result<int64_t> Scheduler::RestoreSlot(int slot, const SessionFile& session) {
+  BGTQ_RETURN_IF_ERROR(CheckIdleSlot(slot, "restore it"));
+  Result<LoadedSession> loaded = session.Load(cache_);
   while (!loaded.ok() && loaded.status().code() == ErrorCode::kOutOfMemory && prefixes_.EvictOldest())
-    loaded = LoadSession(cache_, path);
+    loaded = session.Load(cache_);
   BGTQ_RETURN_IF_ERROR(loaded.status());
   Slot& kept = slots_[static_cast<size_t>(slot)];
   ReleaseSlot(kept);
@@ -130,11 +138,7 @@ Result<int64_t> Scheduler::RestoreSlot(int slot, const std::string& path) {
 }
 
 Result<int64_t> Scheduler::EraseSlot(int slot) {
-  BGTQ_RETURN_IF_ERROR(CheckSlot(slot));
-  if (SlotBusy(slot)) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("slot {}: a request runs in it; erase it afterwards", slot));
-  }
+  BGTQ_RETURN_IF_ERROR(CheckIdleSlot(slot, "erase it"));
   Slot& kept = slots_[static_cast<size_t>(slot)];
   const int64_t tokens = static_cast<int64_t>(kept.tokens.size());
   ReleaseSlot(kept);

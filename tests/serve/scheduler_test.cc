@@ -231,14 +231,14 @@ TEST_F(ServeTest, ASlotGoesOnWhereItsConversationEndedAlsoAfterARestart) {
   };
   {
     Bench bench(*model_, &plan_, cache_, options_);
-    EXPECT_EQ(bench.scheduler().SaveSlot(2, path).status().code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(bench.SaveSlot(2, path).status().code(), ErrorCode::kInvalidArgument);
     const RequestId id = bench.Submit(first);
     bench.scheduler().Step();
     EXPECT_TRUE(bench.scheduler().slots()[2].busy);
-    EXPECT_EQ(bench.scheduler().SaveSlot(2, path).status().code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(bench.SaveSlot(2, path).status().code(), ErrorCode::kInvalidArgument);
     EXPECT_EQ(bench.scheduler().EraseSlot(2).status().code(), ErrorCode::kInvalidArgument);
     bench.Run();
-    const Result<int64_t> saved = bench.scheduler().SaveSlot(2, path);
+    const Result<int64_t> saved = bench.SaveSlot(2, path);
     ASSERT_TRUE(saved.ok()) << saved.status().message();
     EXPECT_EQ(*saved, 150 + 29);  // the last token has not been run
     const RequestId second = bench.Submit(next(bench.answers[id]));
@@ -248,7 +248,7 @@ TEST_F(ServeTest, ASlotGoesOnWhereItsConversationEndedAlsoAfterARestart) {
     EXPECT_EQ(*bench.scheduler().EraseSlot(2), 150 + 30 + 20 + 29);
   }
   Bench bench(*model_, &plan_, cache_, options_);
-  ASSERT_EQ(*bench.scheduler().RestoreSlot(2, path), 179);
+  ASSERT_EQ(*bench.RestoreSlot(2, path), 179);
   EXPECT_EQ(bench.scheduler().slots()[2].tokens, 179);
   const RequestId id = bench.Submit(next(Alone({first})[0]));
   bench.Run();
@@ -264,7 +264,7 @@ TEST_F(ServeTest, ADamagedSessionFileLeavesTheSlotAsItWas) {
   request.slot = 0;
   bench.Submit(request);
   bench.Run();
-  ASSERT_TRUE(bench.scheduler().SaveSlot(0, path).ok());
+  ASSERT_TRUE(bench.SaveSlot(0, path).ok());
   std::string bytes;
   {
     std::ifstream in(path, std::ios::binary);
@@ -272,7 +272,7 @@ TEST_F(ServeTest, ADamagedSessionFileLeavesTheSlotAsItWas) {
   }
   bytes[bytes.size() - 100] ^= 1;
   std::ofstream(path, std::ios::binary) << bytes;
-  EXPECT_EQ(bench.scheduler().RestoreSlot(0, path).status().code(), ErrorCode::kCorruptFile);
+  EXPECT_EQ(bench.RestoreSlot(0, path).status().code(), ErrorCode::kCorruptFile);
   EXPECT_EQ(bench.scheduler().slots()[0].tokens, 152);
   std::filesystem::remove(path);
 }

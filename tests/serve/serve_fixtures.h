@@ -65,6 +65,17 @@ class Bench {
     });
     return id;
   }
+  Result<int64_t> SaveSlot(int slot, const std::string& path) {
+    BGTQ_ASSIGN_OR_RETURN(const PendingSession session, scheduler_->BeginSave(slot));
+    const Status written = session.Write(path);
+    scheduler_->EndSave(slot);
+    BGTQ_RETURN_IF_ERROR(written);
+    return session.length();
+  }
+  Result<int64_t> RestoreSlot(int slot, const std::string& path) {
+    BGTQ_ASSIGN_OR_RETURN(const SessionFile session, SessionFile::Open(cache(), path));
+    return scheduler_->RestoreSlot(slot, session);
+  }
   /// Until nothing is left to do.
   void Run(int64_t most = 100000) {
     for (int64_t i = 0; i < most && !scheduler_->idle(); ++i) scheduler_->Step();
