@@ -58,14 +58,16 @@ Status CheckHasSessions(const KvCache& cache, const std::string& name) {
 Metadata CacheMetadata(const KvCache& cache) {
   const CacheGeometry& geometry = cache.geometry();
   const CacheOptions& options = cache.options();
-  return {{"kind", std::string(KindName(options.kind))},
-          {"plan", cache.plan() != nullptr ? cache.plan()->Hash() : "none"},
-          {"model", options.model},
-          {"sinks", std::to_string(options.sinks)},
-          {"recent", std::to_string(options.recent)},
-          {"layers", std::to_string(geometry.layers)},
-          {"kv_heads", std::to_string(geometry.kv_heads)},
-          {"head_dim", std::to_string(geometry.head_dim)}};
+  Metadata metadata{{"kind", std::string(KindName(options.kind))},
+                    {"plan", cache.plan() != nullptr ? cache.plan()->Hash() : "none"},
+                    {"model", options.model},
+                    {"sinks", std::to_string(options.sinks)},
+                    {"recent", std::to_string(options.recent)},
+                    {"layers", std::to_string(geometry.layers)},
+                    {"kv_heads", std::to_string(geometry.kv_heads)},
+                    {"head_dim", std::to_string(geometry.head_dim)}};
+  if (geometry.latent_dims > 0) metadata["latent_dims"] = std::to_string(geometry.latent_dims);
+  return metadata;
 }
 
 std::string Checksum(const Metadata& metadata, std::span<const std::span<const std::byte>> tensors) {
@@ -83,18 +85,19 @@ std::string Checksum(const Metadata& metadata, std::span<const std::span<const s
   return fmt::format("{:016x}", hash);
 }
 
-// Zeroes every slot outside [first, end) of an exact tile: K^T [head_dim, tile_tokens], V [tile_tokens,
-// head_dim].
-void KeepExactSlots(int64_t element_bytes, int head_dim, int tile_tokens, int64_t first, int64_t end,
-                    std::byte* tile) {
+// Zeroes every slot outside [first, end) of an exact tile (ExactTileBytes).
+void KeepExactSlots(const CacheGeometry& geometry, int64_t element_bytes, int tile_tokens, int64_t first,
+                    int64_t end, std::byte* tile) {
+  const int64_t head_dim = geometry.head_dim;
   const auto zero = [&](int64_t element, int64_t count) {
     std::memset(tile + element * element_bytes, 0, static_cast<size_t>(count * element_bytes));
   };
-  for (int64_t dim = 0; dim < head_dim; ++dim) {
+  const bool latents = geometry.latent_dims > 0;
+  for (int64_t dim = 0; !latents && dim < head_dim; ++dim) {
     zero(dim * tile_tokens, first);
     zero(dim * tile_tokens + end, tile_tokens - end);
   }
-  const int64_t values = int64_t{head_dim} * tile_tokens;
+  const int64_t values = latents ? 0 : head_dim * tile_tokens;
   zero(values, first * head_dim);
   zero(values + end * head_dim, (tile_tokens - end) * head_dim);
 }
@@ -141,7 +144,9 @@ Status CheckMetadata(const KvCache& cache, const std::string& name, const Metada
     return Status(ErrorCode::kUnsupported, fmt::format("{}: session version {}, this build reads {}", name,
                                                        metadata.find("version")->second, kVersion));
   }
-  for (const char* key : {"kind", "model", "layers", "kv_heads", "head_dim", "plan", "sinks", "recent"}) {
+  for (const char* key :
+       {"kind", "model", "layers", "kv_heads", "head_dim", "latent_dims", "plan", "sinks", "recent"}) {
+    if (!expected.contains(key)) continue;  // latent_dims of other caches
     const std::string& saved = metadata.find(key)->second;
     if (saved == expected[key]) continue;
     return Status(
@@ -180,6 +185,9 @@ class SessionCodec {
   }
   Status GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
   Status GatherExact(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
+  bool TurnsKeys() const {
+    return !impl_.packed() && impl_.memory().keys_by_token() && impl_.geometry.latent_dims == 0;
+  }
   int64_t ElementBytes() const { return impl_.options.kind == CacheKind::kFloat ? 4 : 2; }
 
   KvCache::Impl& impl_;
@@ -219,7 +227,7 @@ Status SessionCodec::GatherPages(const KvCache::Impl::Sequence& sequence, int la
     BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out + page * page_bytes,
                                              impl_.pool.Page(layer, sequence.blocks[page]), page_bytes));
   }
-  if (!impl_.packed() && impl_.memory().keys_by_token()) {
+  if (TurnsKeys()) {
     for (int64_t tile = 0; tile < pages * impl_.geometry.kv_heads; ++tile) {
       TransposeKeys(ElementBytes(), kPageTokens, impl_.geometry.head_dim, out + tile * impl_.head_bytes[0]);
     }
@@ -233,7 +241,7 @@ Status SessionCodec::GatherPages(const KvCache::Impl::Sequence& sequence, int la
       EraseTokens(impl_.layouts[index], impl_.plan->heads[index], used,
                   {last, static_cast<size_t>(impl_.head_bytes[index])});
     } else {
-      KeepExactSlots(ElementBytes(), impl_.geometry.head_dim, kPageTokens, 0, used, last);
+      KeepExactSlots(impl_.geometry, ElementBytes(), kPageTokens, 0, used, last);
     }
   }
   out += pages * page_bytes;
@@ -246,7 +254,7 @@ Status SessionCodec::GatherExact(const KvCache::Impl::Sequence& sequence, int la
   const auto copy = [&](const std::byte* from, int64_t bytes, int tile_tokens, int64_t first,
                         int64_t end) -> Status {
     BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out, from, bytes));
-    KeepExactSlots(2, impl_.geometry.head_dim, tile_tokens, first, end, out);
+    KeepExactSlots(impl_.geometry, 2, tile_tokens, first, end, out);
     out += bytes;
     return Status::Ok();
   };
@@ -284,7 +292,7 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
   CacheMemory& memory = impl_.memory();
   const KvCache::Impl::TileRange window = impl_.WindowRange(state);
   const int64_t pages = StoredPages(state);
-  const bool transpose = !impl_.packed() && memory.keys_by_token();
+  const bool transpose = TurnsKeys();
   std::vector<std::byte> turned;
   size_t next = 1;  // after the tokens
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
