@@ -99,12 +99,14 @@ class CudaBackend : public Backend {
   int64_t prompt_batch() const override { return kPromptBatch; }
 
   bool Has(Operation operation) const override {
-    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer;
+    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer &&
+           operation != Operation::kLatentAttention;
   }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
-    if (ropes.configs.size() > 1) {
-      const Operation needed = Operation::kRopesByLayer;
+    const bool latents = cache.geometry().latent_dims > 0;
+    if (ropes.configs.size() > 1 || latents) {
+      const Operation needed = latents ? Operation::kLatentAttention : Operation::kRopesByLayer;
       return RequireOperations(*this, {&needed, 1}, "this model");
     }
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,

@@ -9,6 +9,7 @@
 #include "src/formats/message.h"
 #include "src/formats/safetensors_source.h"
 #include "src/models/chatglm.h"
+#include "src/models/deepseek2.h"
 #include "src/models/gemma3.h"
 #include "src/models/glm4.h"
 #include "src/models/llama.h"
@@ -22,7 +23,7 @@
 namespace blockgtq {
 namespace {
 
-constexpr std::array<Architecture, 9> kArchitectures = {{
+constexpr std::array<Architecture, 10> kArchitectures = {{
     {"llama", LoadLlama, kLlamaFamilies},
     {"qwen2", LoadQwen2, kQwen2Families},
     {"qwen3", LoadQwen3, kQwen3Families},
@@ -32,6 +33,7 @@ constexpr std::array<Architecture, 9> kArchitectures = {{
     {"gemma3", LoadGemma3, kGemma3Families},
     {"olmo2", LoadOlmo2, kOlmo2Families},
     {"phi3", LoadPhi3, kPhi3Families},
+    {"deepseek2", LoadDeepSeek2, kDeepSeek2Families},
 }};
 
 std::span<const HuggingFaceFamily> AllFamilies() {
