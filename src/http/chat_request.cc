@@ -42,7 +42,7 @@ bool IsFunctionName(const Json* name) {
 constexpr const char* kNameWanted = "1 to 64 letters, digits, '_', '-' or '.'";
 
 /// body: the text of `object`.
-Status ReadTools(const Json& object, std::string_view body, std::vector<std::string>* out) {
+Status ReadTools(const Json& object, std::string_view body, ChatRequest* out) {
   BGTQ_RETURN_IF_ERROR(Refuse(object, "parallel_tool_calls", [](const Json& v) { return v == true; }));
   bool none = false;
   if (const Json* choice = Find(object, "tool_choice")) {
@@ -65,7 +65,10 @@ Status ReadTools(const Json& object, std::string_view body, std::vector<std::str
   if (none || tools->empty()) return Status::Ok();
   // Keys in the client's order, as the model is to read them. The first parse has checked sizes and depth.
   const auto ordered = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
-  for (const auto& tool : ordered["tools"]) out->push_back(TemplateJson(tool));
+  for (const auto& tool : ordered["tools"]) {
+    out->tools.push_back(TemplateJson(tool));
+    out->tool_names.push_back(tool["function"]["name"].get<std::string>());
+  }
   return Status::Ok();
 }
 
@@ -97,7 +100,7 @@ Status ReadToolCalls(const Json& message, std::vector<ToolCall>* out) {
 Result<ChatRequest> ParseChatRequest(std::string_view body) {
   BGTQ_ASSIGN_OR_RETURN(const Json json, ParseObject(body));
   ChatRequest request;
-  BGTQ_RETURN_IF_ERROR(ReadTools(json, body, &request.tools));
+  BGTQ_RETURN_IF_ERROR(ReadTools(json, body, &request));
   BGTQ_ASSIGN_OR_RETURN(request.settings, ReadSettings(json));
   const Json* messages = Find(json, "messages");
   if (messages == nullptr || !messages->is_array() || messages->empty() || messages->size() > kMaxItems)

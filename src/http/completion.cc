@@ -33,7 +33,9 @@ Completion::Completion(GenerationJob job, std::string model_name, std::shared_pt
       created_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()),
-      choices_(job_.requests.size()) {}
+      choices_(job_.requests.size()) {
+  for (Choice& choice : choices_) choice.parser = ToolCallParser(job_.tools);
+}
 
 void Completion::Start(boost::asio::io_context& io, serve::EngineThread& engine) {
   auto ids =
@@ -107,7 +109,7 @@ void Completion::OnEvent(const serve::Event& event) {
 }
 
 Completion::Added Completion::Add(Choice& choice, const serve::Event& event) const {
-  if (!job_.tools) return {event.text, Json::array()};
+  if (job_.tools.empty()) return {event.text, Json::array()};
   Added added;
   const auto take = [&](const ToolCallParser::Parts& parts) {
     added.text += parts.content;

@@ -18,7 +18,7 @@ namespace blockgtq::http {
 /// A request that is ready for the engine.
 struct GenerationJob {
   bool chat = false;
-  bool tools = false;  // calls are taken out of the answers
+  std::vector<std::string> tools;  // their names; where there are any, calls are taken out of the answers
   GenerationSettings settings;
   std::vector<serve::Request> requests;  // a choice each
   std::vector<std::string> echoes;       // [choices] text put before the answer; may be empty

@@ -32,6 +32,7 @@ struct GenerationSettings {
 struct ChatRequest {
   std::vector<ChatMessage> messages;
   std::vector<std::string> tools;  // each as TemplateJson writes it; empty too where tool_choice is "none"
+  std::vector<std::string> tool_names;
   GenerationSettings settings;
 };
 

@@ -280,7 +280,7 @@ Result<GenerationJob> Service::ChatJob(const std::string& body) const {
   BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*chat, parsed.messages, parsed.tools));
   GenerationJob job;
   job.chat = true;
-  job.tools = !parsed.tools.empty();
+  job.tools = std::move(parsed.tool_names);
   job.settings = std::move(parsed.settings);
   AddRequests(EncodePrompt(model_.tokenizer(), rendered, BeginsWithBos(*chat), true), "",
               engine_.sequence_limit(), &job);

@@ -12,6 +12,7 @@ namespace blockgtq::http {
 namespace {
 
 constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
+constexpr std::string_view kSpace = " \t\r\n";
 constexpr size_t kMaxCallBytes = size_t{1} << 20;
 
 std::optional<ToolCall> ParseCall(std::string_view text) {
@@ -39,7 +40,7 @@ size_t MarkBegun(std::string_view text, std::string_view mark) {
 void ToolCallParser::AddContent(std::string_view text, Parts* parts) {
   if (behind_call_) {
     space_ += text;
-    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return;
+    if (text.find_first_not_of(kSpace) == std::string_view::npos) return;
     behind_call_ = false;
     text = space_;
   }
@@ -57,6 +58,13 @@ void ToolCallParser::AddBlock(std::string_view inside, std::string_view whole, P
 ToolCallParser::Parts ToolCallParser::Push(std::string_view piece) {
   Parts parts;
   pending_ += piece;
+  if (!begun_) {
+    const size_t first = pending_.find_first_not_of(kSpace);
+    if (first == std::string::npos) return parts;
+    begun_ = true;
+    bare_ = pending_[first] == '{';
+  }
+  if (bare_) return parts;
   for (;;) {
     if (!inside_) {
       const size_t begin = pending_.find(kBegin);
@@ -81,6 +89,16 @@ ToolCallParser::Parts ToolCallParser::Push(std::string_view piece) {
 
 ToolCallParser::Parts ToolCallParser::Finish() {
   Parts parts;
+  if (bare_) {
+    bare_ = false;
+    std::optional<ToolCall> call = ParseCall(pending_);
+    if (call.has_value() && std::ranges::find(names_, call->name) != names_.end()) {
+      parts.calls.push_back(std::move(*call));
+      pending_.clear();
+      return parts;
+    }
+    parts = Push({});
+  }
   const std::string_view rest = pending_;
   if (inside_) {
     AddBlock(rest.substr(kBegin.size()), rest, &parts);

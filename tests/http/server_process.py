@@ -13,7 +13,7 @@ import time
 
 
 def with_chat_template(model, template, path):
-    """Writes the GGUF file `model` with a chat template to `path`."""
+    """Writes the GGUF file `model`, of a llama, with a chat template and a context of 2048 tokens to `path`."""
     def text(value):
         return struct.pack("<Q", len(value)) + value
 
@@ -22,6 +22,9 @@ def with_chat_template(model, template, path):
 
     with open(model, "rb") as file:
         data = file.read()
+    key = b"llama.context_length"
+    value = data.index(key) + len(key) + 4  # behind the value's type
+    data = data[:value] + struct.pack("<I", 2048) + data[value + 4:]
     magic, version, tensors, entries = struct.unpack_from("<4sIQQ", data)
     added = entry(b"tokenizer.chat_template", template.encode())
     # Tensors stay where they are, counted from an aligned place behind the entries.

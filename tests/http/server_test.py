@@ -278,11 +278,11 @@ class Chat(unittest.TestCase):
         prompt = lambda **fields: self.ask(**fields, max_tokens=1)["usage"]["prompt_tokens"]
         plain = prompt()
         self.assertEqual(prompt(tools=[TOOL], tool_choice="none"), plain)
-        # A token a byte: the text of the tool, as Python writes JSON, is there.
-        self.assertGreater(prompt(tools=[TOOL]), plain + len(json.dumps(TOOL)))
+        # The text of a tool, as Python writes JSON, is there.
+        size = lambda tool: len(self.server.json("POST", "/tokenize", {"content": json.dumps(tool)})[1]["tokens"])
+        self.assertGreater(prompt(tools=[TOOL]), plain + size(TOOL))
         other = TOOL | {"function": TOOL["function"] | {"description": "Short."}}
-        shorter = len(json.dumps(TOOL)) - len(json.dumps(other))
-        self.assertEqual(prompt(tools=[TOOL]) - prompt(tools=[other]), shorter)
+        self.assertEqual(prompt(tools=[TOOL]) - prompt(tools=[other]), size(TOOL) - size(other))
         self.assertEqual(self.server.json("GET", "/props")[1]["chat_tools"], True)
 
     def test_json_answers_parse(self):

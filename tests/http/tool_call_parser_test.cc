@@ -13,7 +13,7 @@ struct Told {
 };
 
 Told ParsePieces(std::string_view text, size_t piece) {
-  ToolCallParser parser;
+  ToolCallParser parser({"f", "g"});
   Told told;
   const auto add = [&](const ToolCallParser::Parts& parts) {
     told.content += parts.content;
@@ -50,6 +50,15 @@ TEST(ToolCallParser, WhatIsNoCallStaysText) {
     ExpectTold(text, {text, {}});
   }
   EXPECT_EQ(ParsePieces("<tool_call>" + std::string(100000, '['), 1000).calls.size(), 0u);
+}
+
+TEST(ToolCallParser, AnAnswerThatIsNothingButACallOfAKnownToolCounts) {
+  ExpectTold(" {\"name\": \"g\", \"arguments\": {\"a\":{}}}\n", {"", {"g {\"a\": {}}"}});
+  for (const char* text : {"{\"name\": \"other\", \"arguments\": {}}",
+                           "{\"name\": \"f\", \"arguments\": {}} and", "{", "  {x}", " "}) {
+    ExpectTold(text, {text, {}});
+  }
+  ExpectTold("{}<tool_call>{\"name\":\"f\"}</tool_call>", {"{}", {"f {}"}});
 }
 
 TEST(ToolCallParser, AMissingEndMarkIsForgiven) {
