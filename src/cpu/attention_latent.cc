@@ -50,15 +50,27 @@ using DI = hn::ScalableTag<int32_t>;
 using VI = hn::Vec<DI>;
 constexpr int kN = static_cast<int>(hn::MaxLanes(DF()));  // 16 or fewer
 
+struct ValueTable {
+  alignas(64) float value[256];  // by code, those of the width
+};
+template <int kWidth>
+const float* DecodedValues() {
+  static const ValueTable table = [] {
+    ValueTable t{};
+    for (int code = 0; code < 1 << kWidth; ++code)
+      t.value[code] = static_cast<float>(CodebookInt(kWidth, code)) + CodebookHalf(kWidth);
+    return t;
+  }();
+  return table.value;
+}
+
 // Decoded integers (half included) of a unit of width kWidth, a record's order: values[quad][code][lane].
 template <int kWidth>
 void DecodeUnit(const std::byte* unit, float* HWY_RESTRICT values) {
   const DI di;
   alignas(64) int32_t words[8 * 32];
   std::memcpy(words, unit, UnitBytes(kWidth));
-  alignas(64) float table[256];
-  for (int code = 0; code < 1 << kWidth; ++code)
-    table[code] = static_cast<float>(CodebookInt(kWidth, code)) + CodebookHalf(kWidth);
+  const float* table = DecodedValues<kWidth>();
   const auto bits = [&](int word, int lane, int shift, int mask) HWY_ATTR {
     const VI v = hn::Load(di, words + 32 * word + lane);
     return hn::And(hn::ShiftRightSame(v, shift), hn::Set(di, mask));

@@ -12,8 +12,10 @@ namespace {
 
 constexpr int64_t kQueryBlock =
     32;  // prompt tokens a task: an unpacked tile serves 32 * (heads / kv_heads) queries
-constexpr int64_t kMinSplitTokens = 512;  // a decode task reads at least this many tokens
-constexpr int64_t kTasksPerThread = 8;    // decode tasks a thread, so that a late thread costs little
+constexpr int64_t kMostQueryRows = 512;    // a block's tokens times heads: what scratch is sized by
+constexpr int64_t kMinSplitTokens = 512;   // a decode task reads at least this many tokens,
+constexpr int64_t kMinSplitLatents = 128;  // of latents, whose tokens take longer and serve every head
+constexpr int64_t kTasksPerThread = 8;     // decode tasks a thread, so that a late thread costs little
 
 }  // namespace
 
@@ -37,14 +39,16 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
     // Where a sequence is cut does not depend on what else is in the batch: its sums are then the same, to
     // the bit, alone and among others.
     const int64_t wanted = kTasksPerThread * pool.threads() / kv_heads + 1;
+    const int64_t least = latents ? kMinSplitLatents : kMinSplitTokens;
     const int64_t splits =
-        s->count > 1 ? 1 : std::clamp<int64_t>(std::min(wanted, length / kMinSplitTokens), 1, wanted);
+        s->count > 1 ? 1 : std::clamp<int64_t>(std::min(wanted, length / least), 1, wanted);
+    const int64_t block = std::clamp<int64_t>(kMostQueryRows / group, 1, kQueryBlock);
     for (int h = 0; h < kv_heads; ++h) {
-      for (int64_t first = 0; first < s->count; first += kQueryBlock) {
+      for (int64_t first = 0; first < s->count; first += block) {
         AttentionTask task = whole;
         task.kv_head = h;
         task.first = first;
-        task.count = std::min(kQueryBlock, s->count - first);
+        task.count = std::min(block, s->count - first);
         task.exact_end = std::min(task.exact_end, s->position + first + task.count);
         if (s->sees_own_codes) task.code_end = std::min(task.code_end, s->position + first + task.count);
         if (s->sees_own_codes) task.exact_begin = task.exact_end = 0;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "src/engine/calibration.h"
@@ -57,6 +58,43 @@ TEST(LatentCache, ThePlansBytesAreThoseOfTheCache) {
   const SequenceTokens item{*context->cache().AddSequence(), ids};
   ASSERT_TRUE(context->Run({&item, 1}).ok());
   EXPECT_EQ(context->cache().SequenceBytes(item.sequence), 3 * 64 * 22);
+}
+
+double RootMeanSquare(std::span<const float> a, std::span<const float> b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+  return std::sqrt(sum / static_cast<double>(a.size()));
+}
+
+// Nothing but rounding to float32 separates them (and codes that it moves): queries and probabilities are
+// float.
+TEST(LatentCache, ThePackedCacheEqualsItsTwin) {
+  const auto model = OpenModel(TinyModelPath(kModel));
+  ASSERT_NE(model, nullptr);
+  const auto measured = Measure(*model, Ids(400), {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  const std::vector<Token> ids = Ids(300);
+  CacheOptions half;
+  half.kind = CacheKind::kHalf;
+  half.max_tokens = 320;
+  const std::vector<float> exact = RunAll(*MakeContext(*model, half), ids, {}, 300);
+  for (const char* recipe : {"aligned", "paper"}) {
+    const auto plan = MakePlan(*model, *measured, recipe, {3, 3, 1});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    for (const int recent : {0, 64}) {
+      CacheOptions options;
+      options.recent = recent;
+      options.max_tokens = 320;
+      const std::vector<float> packed =
+          RunAll(*MakeContext(*model, options, &*plan), ids, {.strict = true}, 300);
+      options.kind = CacheKind::kSimulated;
+      options.simulated = std::make_shared<SimulatedHeads>(SimulatePlan(model->config(), *plan, "twin"));
+      const std::vector<float> twin = RunAll(*MakeContext(*model, options), ids, {.strict = true}, 300);
+      const double lost = RootMeanSquare(packed, exact);
+      EXPECT_GT(lost, 1e-2) << recipe << " recent " << recent;
+      EXPECT_LT(RootMeanSquare(packed, twin), 0.02 * lost) << recipe << " recent " << recent;
+    }
+  }
 }
 
 TEST(LatentCache, RecipesThatKeepKeysAndValuesApartAreRefusedByName) {
