@@ -362,7 +362,7 @@ def main():
 
     if "soak" in parts:
         server = Server(arguments.binary, model, arguments.threads, "--np", str(arguments.streams))
-        result["soak"] = soak(server, arguments.streams, arguments.seconds, 20, 96, 400)
+        result["soak"] = soak(server, arguments.streams, arguments.seconds, 15, 64, 400)
         result["soak"]["command"] = " ".join(server.command[1:2] + server.command[4:])
         server.stop()
         print(json.dumps(result["soak"]), file=sys.stderr, flush=True)
