@@ -14,6 +14,7 @@ peer        the same batches in llama.cpp (C API of llama-cpp-python, without HT
 The client is this one thread over loopback, on the server's cores. Standard library only.
 """
 import argparse
+import atexit
 import json
 import os
 import pathlib
@@ -43,6 +44,7 @@ class Server:
         command = [str(binary), "serve", "-m", str(model), "--device", "cpu", "-t", str(threads), "--port", "0", *options]
         self.command = command
         self.process = subprocess.Popen(command, stderr=self.log, stdout=subprocess.DEVNULL)
+        atexit.register(self.process.kill)  # where this program ends early
         deadline = time.time() + 300
         while True:
             self.log.seek(0)
@@ -351,7 +353,8 @@ def main():
     arguments = parser.parse_args()
     model = arguments.model_file or results.model_path(arguments.model)
     parts = arguments.parts.split(",")
-    result = {**results.header(), "model": model.name, "threads": arguments.threads}
+    result = {**results.header(), "model": model.name, "threads": arguments.threads,
+              "nice": os.nice(0)}
 
     if arguments.short:
         server = Server(arguments.binary, model, arguments.threads, "--np", "32", "--cache-tokens", "4096", "--recipe", "fp16")
