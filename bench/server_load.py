@@ -356,6 +356,10 @@ def main():
     result = {**results.header(), "model": model.name, "threads": arguments.threads,
               "nice": os.nice(0)}
 
+    def save():
+        if arguments.out:
+            results.write(arguments.out, result)
+
     if arguments.short:
         server = Server(arguments.binary, model, arguments.threads, "--np", "32", "--cache-tokens", "4096", "--recipe", "fp16")
         result["soak"] = soak(server, 32, 2, 0.5, 16, 30)
@@ -369,15 +373,18 @@ def main():
         result["soak"]["command"] = " ".join(server.command[1:2] + server.command[4:])
         server.stop()
         print(json.dumps(result["soak"]), file=sys.stderr, flush=True)
+    save()
     if "throughput" in parts:
         server = Server(arguments.binary, model, arguments.threads)
         result["throughput"] = throughput(server, 16, CASES, arguments.rounds)
         server.stop()
+    save()
     if "prefix" in parts:
         server = Server(arguments.binary, model, arguments.threads)
         result["prefix"] = prefix(server, 2000, arguments.rounds)
         server.stop()
         print(json.dumps(result["prefix"]), file=sys.stderr, flush=True)
+    save()
     if "peer" in parts and arguments.llama_python:
         with tempfile.TemporaryDirectory() as folder:
             shim = os.path.join(folder, "refuse_amx.so")  # as bench/llama_cpp_speed.py says
@@ -388,8 +395,7 @@ def main():
                                   env={**os.environ, "LD_PRELOAD": shim}, check=True)
         result["peer"] = json.loads(done.stdout)
         print(done.stdout, file=sys.stderr, flush=True)
-    if arguments.out:
-        results.write(arguments.out, result)
+    save()
 
 
 if __name__ == "__main__":
