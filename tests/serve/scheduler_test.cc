@@ -263,6 +263,7 @@ TEST_F(ServeTest, ASlotThatIsBeingSavedWaitsAndOthersGoOn) {
   Request request = Greedy(RandomPrompt(700, 8), 3);
   request.slot = 1;
   std::vector<Request> others;
+  others.reserve(4);
   for (unsigned i = 0; i < 4; ++i) others.push_back(Greedy(RandomPrompt(100, 20 + i), i < 3 ? 80 : 600));
   const std::vector<Answer> alone = Alone(others);
   cache_.max_tokens = 1024;  // 5 pages beside the slot's: its own would give way, were it idle
