@@ -14,6 +14,7 @@ peer        the same batches in llama.cpp (C API of llama-cpp-python, without HT
 The client is this one thread over loopback, on the server's cores. Standard library only.
 """
 import argparse
+import atexit
 import json
 import os
 import pathlib
@@ -43,6 +44,7 @@ class Server:
         command = [str(binary), "serve", "-m", str(model), "--device", "cpu", "-t", str(threads), "--port", "0", *options]
         self.command = command
         self.process = subprocess.Popen(command, stderr=self.log, stdout=subprocess.DEVNULL)
+        atexit.register(self.process.kill)  # where this program ends early
         deadline = time.time() + 300
         while True:
             self.log.seek(0)
@@ -351,7 +353,12 @@ def main():
     arguments = parser.parse_args()
     model = arguments.model_file or results.model_path(arguments.model)
     parts = arguments.parts.split(",")
-    result = {**results.header(), "model": model.name, "threads": arguments.threads}
+    result = {**results.header(), "model": model.name, "threads": arguments.threads,
+              "nice": os.nice(0)}
+
+    def save():
+        if arguments.out:
+            results.write(arguments.out, result)
 
     if arguments.short:
         server = Server(arguments.binary, model, arguments.threads, "--np", "32", "--cache-tokens", "4096", "--recipe", "fp16")
@@ -362,19 +369,22 @@ def main():
 
     if "soak" in parts:
         server = Server(arguments.binary, model, arguments.threads, "--np", str(arguments.streams))
-        result["soak"] = soak(server, arguments.streams, arguments.seconds, 20, 96, 400)
+        result["soak"] = soak(server, arguments.streams, arguments.seconds, 15, 64, 400)
         result["soak"]["command"] = " ".join(server.command[1:2] + server.command[4:])
         server.stop()
         print(json.dumps(result["soak"]), file=sys.stderr, flush=True)
+    save()
     if "throughput" in parts:
         server = Server(arguments.binary, model, arguments.threads)
         result["throughput"] = throughput(server, 16, CASES, arguments.rounds)
         server.stop()
+    save()
     if "prefix" in parts:
         server = Server(arguments.binary, model, arguments.threads)
         result["prefix"] = prefix(server, 2000, arguments.rounds)
         server.stop()
         print(json.dumps(result["prefix"]), file=sys.stderr, flush=True)
+    save()
     if "peer" in parts and arguments.llama_python:
         with tempfile.TemporaryDirectory() as folder:
             shim = os.path.join(folder, "refuse_amx.so")  # as bench/llama_cpp_speed.py says
@@ -385,8 +395,7 @@ def main():
                                   env={**os.environ, "LD_PRELOAD": shim}, check=True)
         result["peer"] = json.loads(done.stdout)
         print(done.stdout, file=sys.stderr, flush=True)
-    if arguments.out:
-        results.write(arguments.out, result)
+    save()
 
 
 if __name__ == "__main__":

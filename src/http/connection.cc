@@ -113,7 +113,11 @@ void Connection::BodyRead(error_code error) {
   request.body = std::move(parser_->get().body());
   answering_ = true;
   Watch();
-  server_.handler_.Handle(std::move(request), shared_from_this());
+  // The last to let go of the reply may be another thread; a connection ends on this one all the same.
+  const std::shared_ptr<Reply> reply(this, [&io = server_.io_, self = shared_from_this()](Reply*) mutable {
+    net::post(io, [connection = std::move(self)] {});
+  });
+  server_.handler_.Handle(std::move(request), reply);
 }
 
 void Connection::RequestFailed(error_code error) {

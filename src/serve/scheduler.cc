@@ -112,7 +112,7 @@ void Scheduler::Admit() {
     Status begun = Begin(stream);
     if (begun.ok()) {
       Move(stream, waiting_, running_);
-    } else if (begun.code() == ErrorCode::kOutOfMemory && !running_.empty()) {
+    } else if (begun.code() == ErrorCode::kOutOfMemory && (!running_.empty() || Saving())) {
       break;  // it is next; those behind it do not overtake, or a long prompt would wait for ever
     } else {
       End(stream, FinishReason::kFailed, std::move(begun));
@@ -205,7 +205,7 @@ void Scheduler::MakeRoomForDecoding() {
     while (!cache_.Reserve(*stream.sequence, 1).ok()) {
       if (GiveWay()) continue;
       Stream& youngest = *running_.back();
-      if (running_.size() == 1) {
+      if (running_.size() == 1 && !Saving()) {
         End(stream, FinishReason::kContextFull);
         break;
       }

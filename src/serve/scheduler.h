@@ -147,6 +147,8 @@ class Scheduler {
   /// Forgets a stream whose sink knows; its slot keeps the sequence.
   void Retire(Stream& stream, FinishReason reason);
   bool SlotBusy(int slot) const;
+  /// Some slot is being saved: its pages may be free soon.
+  bool Saving() const;
   /// kInvalidArgument where there is no such slot; CheckIdleSlot: also where it is busy. what: "save it".
   Status CheckSlot(int slot) const;
   Status CheckIdleSlot(int slot, std::string_view what) const;

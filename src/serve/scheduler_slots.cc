@@ -81,6 +81,8 @@ bool Scheduler::SlotBusy(int slot) const {
          std::ranges::any_of(running_, [&](const auto& stream) { return stream->request.slot == slot; });
 }
 
+bool Scheduler::Saving() const { return std::ranges::any_of(slots_, &Slot::saving); }
+
 Status Scheduler::CheckSlot(int slot) const {
   if (slot >= 0 && slot < options_.max_running) return Status::Ok();
   return Status(ErrorCode::kInvalidArgument,

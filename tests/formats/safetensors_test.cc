@@ -9,6 +9,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "src/formats/atomic_file.h"
+#include "src/formats/atomic_file.h"
 #include "tests/formats/files.h"
 
 namespace blockgtq {
@@ -153,6 +155,39 @@ TEST_F(Written, AFailedWriteKeepsTheOldFileAndLeavesNoTemporary) {
   const auto opened = SafetensorsFile::Open(path_);
   ASSERT_TRUE(opened.ok());
   EXPECT_EQ((*opened)->metadata().at("old"), "1");
+}
+
+TEST_F(Written, TensorsThatAreMadeWhileWritingGiveTheSameFile) {
+  const std::vector<SafetensorsTensor> tensors = Tensors();
+  ASSERT_TRUE(WriteSafetensors(path_, {{"k", "v"}}, tensors).ok());
+  std::vector<SafetensorsShape> shapes;
+  for (const SafetensorsTensor& tensor : tensors) shapes.push_back({tensor.name, tensor.dtype, tensor.shape});
+  size_t missing = 0;
+  const auto make = [&](size_t i, const ByteSink& sink) -> Status {
+    const size_t half = tensors[i].data.size() / 2;
+    BGTQ_RETURN_IF_ERROR(sink(tensors[i].data.first(half)));
+    return sink(tensors[i].data.subspan(half, tensors[i].data.size() - half - missing));
+  };
+  ASSERT_TRUE(WriteSafetensors(folder_.File("made"), {{"k", "v"}}, shapes, make).ok());
+  EXPECT_EQ(ReadBytes(folder_.File("made")), ReadBytes(path_));
+  missing = 1;
+  const Status status = WriteSafetensors(folder_.File("short"), {}, shapes, make);
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("bytes, "));
+  EXPECT_EQ(folder_.Files(), 2);
+}
+
+TEST_F(Written, UnfinishedFilesOfTheDeadAreRemovedAndThoseOfTheLivingStay) {
+  const auto file = AtomicFile::Create(folder_.File("living"));
+  ASSERT_TRUE(file.ok());
+  for (const char* name : {"a.session.12-3.tmp", "b.1-0.tmp"}) WriteBytes(folder_.File(name), {});
+  for (const char* name : {"mine.tmp", "x.1-y.tmp", ".1-2.tmp", "a.12-3.tmp.old"})
+    WriteBytes(folder_.File(name), {});
+  const auto removed = RemoveAbandonedTemporaries(folder_.File(""));
+  ASSERT_TRUE(removed.ok()) << removed.status().message();
+  EXPECT_EQ(*removed, 2);
+  EXPECT_EQ(folder_.Files(), 1 + 4);
+  EXPECT_EQ(RemoveAbandonedTemporaries(folder_.File("none")).status().code(), ErrorCode::kIo);
 }
 
 TEST_F(Written, AMissingFolderOrAFolderAsTargetIsAnIoError) {

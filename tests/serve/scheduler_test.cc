@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "tests/serve/serve_fixtures.h"
 
@@ -254,6 +255,40 @@ TEST_F(ServeTest, ASlotGoesOnWhereItsConversationEndedAlsoAfterARestart) {
   bench.Run();
   EXPECT_EQ(bench.answers[id].usage.cached_tokens, 179);
   EXPECT_EQ(bench.answers[id].tokens, continued);
+  std::filesystem::remove(path);
+}
+
+TEST_F(ServeTest, ASlotThatIsBeingSavedWaitsAndOthersGoOn) {
+  const std::string path = fmt::format("{}/serve_aside.{}.session", testing::TempDir(), getpid());
+  Request request = Greedy(RandomPrompt(700, 8), 3);
+  request.slot = 1;
+  std::vector<Request> others;
+  others.reserve(4);
+  for (unsigned i = 0; i < 4; ++i) others.push_back(Greedy(RandomPrompt(100, 20 + i), i < 3 ? 80 : 600));
+  const std::vector<Answer> alone = Alone(others);
+  cache_.max_tokens = 1024;  // 5 pages beside the slot's: its own would give way, were it idle
+  Bench bench(*model_, &plan_, cache_, options_);
+  bench.Submit(request);
+  bench.Run();
+  Result<PendingSession> session = bench.scheduler().BeginSave(1);
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  EXPECT_EQ(bench.scheduler().BeginSave(1).status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(bench.scheduler().EraseSlot(1).status().code(), ErrorCode::kInvalidArgument);
+  const RequestId waits = bench.Submit(request);
+  std::vector<RequestId> ids;
+  for (const Request& other : others) ids.push_back(bench.Submit(other));
+  Status written;
+  std::thread writer([&] { written = session->Write(path); });
+  for (int i = 0; i < 400; ++i) bench.scheduler().Step();
+  writer.join();
+  ASSERT_TRUE(written.ok()) << written.message();
+  EXPECT_FALSE(bench.answers[waits].finished.has_value());
+  EXPECT_EQ(bench.scheduler().slots()[1].tokens, 702);
+  bench.scheduler().EndSave(1);
+  bench.Run();
+  EXPECT_EQ(bench.answers[waits].finished, FinishReason::kLimit);
+  for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(bench.answers[ids[i]].tokens, alone[i].tokens) << i;
+  EXPECT_EQ(*bench.RestoreSlot(0, path), 702);
   std::filesystem::remove(path);
 }
 
