@@ -123,6 +123,7 @@ bool Contains(std::span<const std::string_view> names, std::string_view name) {
 
 std::string Spell(std::string_view key) {
   if (key == "attention.key_length") return "'head_dim'";
+  if (const std::string rope = RopeJsonName(key); !rope.empty()) return fmt::format("'{}'", rope);
   for (const Rename& rename : kRenames) {
     if (rename.key == key) return fmt::format("'{}'", rename.json);
   }

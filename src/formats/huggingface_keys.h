@@ -30,6 +30,8 @@ class KeyFiller {
   std::string where_;
 };
 
+/// Where a setting of RoPE stands in most files, "rope_scaling.factor"; empty for other keys.
+std::string RopeJsonName(std::string_view key);
 /// rope_theta, rope_scaling, rope_parameters, rope_local_base_freq, partial_rotary_factor.
 Status FillRope(const nlohmann::json& config, KeyFiller& filler);
 /// sliding_window and what says which layers have it.

@@ -108,6 +108,20 @@ TEST(HuggingFaceConfig, PartialRotationIsCountedInChannels) {
   EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 8);
   json["rope_parameters"]["partial_rotary_factor"] = 1.5;
   EXPECT_EQ(Refusal(json).code(), ErrorCode::kCorruptFile);
+  json["rope_parameters"]["partial_rotary_factor"] = "half";
+  EXPECT_NE(Refusal(json).message().find("'rope_parameters.partial_rotary_factor' is not a number"),
+            std::string::npos);
+}
+
+TEST(HuggingFaceConfig, PartialRotationCountsWhereverItStandsAndMustAgree) {
+  nlohmann::json json = Plain();
+  json["rope_scaling"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 8);
+  json["partial_rotary_factor"] = 0.25;
+  EXPECT_NE(Refusal(json).message().find("'rope_scaling.partial_rotary_factor' differ"), std::string::npos);
+  json = Plain();
+  json["rope_parameters"]["full_attention"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}};
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 4);
 }
 
 TEST(HuggingFaceConfig, MultiHeadLatentAttentionHasItsSizes) {
@@ -182,6 +196,8 @@ TEST(HuggingFaceConfig, MissingAndMistypedKeysAreNamedAsTheFileWouldSpellThem) {
             std::string::npos);
   EXPECT_NE(keys.Int("attention.head_count_kv").status().message().find("num_key_value_heads"),
             std::string::npos);
+  EXPECT_NE(keys.Real("rope.scaling.factor").status().message().find("'rope_scaling.factor' is missing"),
+            std::string::npos);
 }
 
 TEST(HuggingFaceConfig, TwoNamesOfOneSettingMustAgree) {
@@ -207,6 +223,15 @@ TEST(HuggingFaceConfig, HostileJsonIsOneError) {
     if (config.ok()) continue;
     EXPECT_TRUE(config.status().message().starts_with("config.json: ")) << config.status().message();
     EXPECT_EQ(config.status().message().find('\n'), std::string::npos);
+  }
+}
+
+TEST(HuggingFaceConfig, TextThatIsNoJsonSaysWhereItCeasesToBe) {
+  for (const auto& [text, byte] : {std::pair("{\"a\": 1,\n oops}", "byte 11"),
+                                   {"{\"a\": 1e999}", "byte 11"},
+                                   {"{\"a\": \"\xff\"}", "byte 8"}}) {
+    const Status status = ReadHuggingFaceConfig(text, "config.json", kFamilies).status();
+    EXPECT_NE(status.message().find(byte), std::string::npos) << status.message();
   }
 }
 
