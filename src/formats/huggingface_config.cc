@@ -81,13 +81,14 @@ constexpr std::string_view kReadElsewhere[] = {
     "layer_types",
     "sliding_window_pattern",
     "_sliding_window_pattern",
-    "bos_token_id",
     "eos_token_id",
-    "pad_token_id",
 };
 
-/// What only training or other software uses, and flags that the presence of tensors says again.
+/// What only training or other software uses, what the tokenizer's own files say, and flags that the presence
+/// of tensors says again.
 constexpr std::string_view kNoInfluence[] = {
+    "bos_token_id",
+    "pad_token_id",
     "_name_or_path",
     "name_or_path",
     "_attn_implementation",
