@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "src/cpu/cpu_backend.h"
 #include "tests/cpu/attention_op_model.h"
 #include "tests/cpu/packed_head_model.h"
 
@@ -311,8 +312,8 @@ Status RunWith(CacheKind kind, int query, int key, int value, float element) {
   const Plan plan = MakePlan(s);
   const RopeConfig rope = MakeRope(s.dim);
   const auto cache = KvCache::Create({1, s.kv_heads, s.dim}, MakeOptions(s, 64, plan, rope), &plan).value();
-  ThreadPool pool(1);
-  AttentionOp op(pool, *cache, {{rope}});
+  const auto backend = CreateCpuBackend({.threads = 1}).value();
+  const auto binding = backend->BindCache(*cache, {{rope}}).value();
   CpuActivations queries(1, s.heads * s.dim), keys(1, s.dim), values(1, s.dim), out(1, s.heads * s.dim);
   for (CpuActivations* x : {&queries, &keys, &values}) std::fill_n(x->row(0), x->cols(), 1.0f);
   if (query >= 0) queries.row(0)[query] = element;
@@ -320,12 +321,16 @@ Status RunWith(CacheKind kind, int query, int key, int value, float element) {
   if (value >= 0) values.row(0)[value] = element;
   const SequenceId id = cache->AddSequence().value();
   EXPECT_TRUE(cache->Reserve(id, 1).ok());
-  AttentionCall call;
-  call.heads = s.heads;
-  call.scale = 1;
   const std::vector<BatchSlice> slices = {{id, 0, 1, 0, false}};
+  AttentionCall call;
+  call.cache = binding.get();
+  call.heads = s.heads;
+  call.queries = &queries;
+  call.keys = &keys;
+  call.values = &values;
+  call.out = &out;
   call.slices = slices;
-  return op.Run(call, queries, keys, values, out);
+  return backend->Attention(call);
 }
 
 // A score that is not finite would drop out of the softmax, and the output look like any other.
