@@ -147,7 +147,7 @@ class Translator {
     }
     BGTQ_RETURN_IF_ERROR(FillHeads(filler));
     BGTQ_RETURN_IF_ERROR(FillWords(filler));
-    BGTQ_RETURN_IF_ERROR(FillRope(json_, filler));
+    BGTQ_RETURN_IF_ERROR(FillRope(json_, *config.family, filler));
     BGTQ_RETURN_IF_ERROR(FillWindow(json_, config.family->window_needs_flag, filler));
     if (const Json* tied = Member("tie_word_embeddings")) {
       if (!tied->is_boolean()) return Corrupt("'tie_word_embeddings' is not a bool");

@@ -158,7 +158,8 @@ Status FillRotaryDims(const Json& factor, const std::string& json_name, KeyFille
   int64_t dims = integer(head_dim);
   if (dims == 0 && integer(heads) > 0) dims = integer(width) / integer(heads);
   const double share = factor.is_number() ? factor.get<double>() : 0;
-  if (!(share > 0) || share > 1 || dims < 1 || dims > (int64_t{1} << 20)) {
+  if (dims < 1 || dims > (int64_t{1} << 20)) return Status::Ok();  // refused where they are read
+  if (!(share > 0) || share > 1) {
     return Corrupt(filler, fmt::format("'{}' is not a number in (0, 1]", json_name));
   }
   return filler.PutValue("rope.dimension_count", static_cast<int64_t>(static_cast<double>(dims) * share),
@@ -167,7 +168,7 @@ Status FillRotaryDims(const Json& factor, const std::string& json_name, KeyFille
 
 /// partial_rotary_factor wherever it stands. Families that state the rotating channels themselves have it for
 /// other software.
-Status FillShares(const Json& config, KeyFiller& filler) {
+Status FillShares(const Json& config, double otherwise, KeyFiller& filler) {
   if (filler.keys().Peek("rope.dimension_count") != nullptr) return Status::Ok();
   std::vector<std::pair<std::string, const Json*>> places = {{"", &config}};
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
@@ -183,7 +184,8 @@ Status FillShares(const Json& config, KeyFiller& filler) {
     if (share == nullptr) continue;
     BGTQ_RETURN_IF_ERROR(FillRotaryDims(*share, prefix + "partial_rotary_factor", filler));
   }
-  return Status::Ok();
+  const bool whole = otherwise == 1 || filler.keys().Peek("rope.dimension_count") != nullptr;
+  return whole ? Status::Ok() : FillRotaryDims(otherwise, "partial_rotary_factor", filler);
 }
 
 }  // namespace
@@ -196,7 +198,7 @@ std::string RopeJsonName(std::string_view key) {
   return "";
 }
 
-Status FillRope(const Json& config, KeyFiller& filler) {
+Status FillRope(const Json& config, const HuggingFaceFamily& family, KeyFiller& filler) {
   if (const Json* theta = Member(config, "rope_theta")) {
     BGTQ_RETURN_IF_ERROR(filler.Put("rope.freq_base", *theta, "rope_theta"));
   }
@@ -224,7 +226,10 @@ Status FillRope(const Json& config, KeyFiller& filler) {
       BGTQ_RETURN_IF_ERROR(FillScaling(*parameters, "rope_parameters", filler));
     }
   }
-  return FillShares(config, filler);
+  if (filler.keys().Peek("rope.freq_base") == nullptr) {
+    BGTQ_RETURN_IF_ERROR(filler.PutValue("rope.freq_base", family.rope_theta, "rope_theta"));
+  }
+  return FillShares(config, family.rotary_share, filler);
 }
 
 Status FillWindow(const Json& config, bool needs_flag, KeyFiller& filler) {

@@ -17,7 +17,7 @@ constexpr HuggingFaceFamily kFamilies[] = {
     {.model_type = "qwen2", .architecture = "qwen2", .window_needs_flag = true},
     {.model_type = "qwen3", .architecture = "qwen3", .window_needs_flag = true},
     {.model_type = "qwen3_moe", .architecture = "qwen3moe", .window_needs_flag = true},
-    {.model_type = "glm4", .architecture = "glm4"},
+    {.model_type = "glm4", .architecture = "glm4", .rope_theta = 5e5, .rotary_share = 0.5},
     {.model_type = "phi3", .architecture = "phi3"},
     {.model_type = "olmo2", .architecture = "olmo2"},
     {.model_type = "gemma3_text", .architecture = "gemma3"},
@@ -122,6 +122,18 @@ TEST(HuggingFaceConfig, PartialRotationCountsWhereverItStandsAndMustAgree) {
   json = Plain();
   json["rope_parameters"]["full_attention"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}};
   EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 4);
+}
+
+TEST(HuggingFaceConfig, WhatTheFileLeavesOutOfRopeIsTheFamilysDefault) {
+  EXPECT_EQ(*Read(Plain()).keys.Real("rope.freq_base"), 1e4);
+  EXPECT_FALSE(Read(Plain()).keys.Has("rope.dimension_count"));
+  nlohmann::json json = nlohmann::json::parse(ConfigText("glm4"));
+  json.erase("rope_theta");
+  json.erase("partial_rotary_factor");
+  EXPECT_EQ(*Read(json).keys.Real("rope.freq_base"), 5e5);
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 16);
+  json["partial_rotary_factor"] = 0.25;
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 8);
 }
 
 TEST(HuggingFaceConfig, MultiHeadLatentAttentionHasItsSizes) {
