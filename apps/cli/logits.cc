@@ -34,8 +34,11 @@ class LogitsCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> ids, ReadTokenFile(ids_));
     if (ids.empty()) return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the list is empty", ids_));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open(TokenizerUse::kIfThere));
-    const int64_t limit =
-        context_ > 0 ? std::min(context_, model->config().context_length) : model->config().context_length;
+    const int64_t longest = model->config().context_length, limit = context_ > 0 ? context_ : longest;
+    if (limit > longest) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("-c {}: the model's context is {} tokens", context_, longest));
+    }
     if (static_cast<int64_t>(ids.size()) > limit) {
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("{}: {} tokens, the context is {}", ids_, ids.size(), limit));

@@ -234,7 +234,7 @@ class Backend {
                              const HeadColumns& from, int64_t rows, Activations& y, const HeadColumns& to);
   /// Rotates queries and keys, stores keys and values in the cache, attends. Every sequence's new
   /// tokens must have been reserved. The caller commits after the last layer, with CodedEndAfter. Errors:
-  /// kNonFinite naming layer and position when a key or value is NaN or infinite; the sequence is then
+  /// kNonFinite naming layer and position when a query, key or value is NaN or infinite; the sequence is then
   /// unusable.
   virtual Status Attention(const AttentionCall& call) = 0;
   /// y[i] = x[rows[i]].

@@ -19,6 +19,11 @@ Status Bad(const std::string& what) {
 
 bool Positive(double x) { return std::isfinite(x) && x > 0; }
 
+/// Whether a positive number keeps its value as a float.
+bool FitsFloat(double x) {
+  return x >= std::numeric_limits<float>::min() && x <= std::numeric_limits<float>::max();
+}
+
 /// Blocks that turn at least high_freq_factor times within the original context stay, those that turn at most
 /// low_freq_factor times are divided, those between are blended.
 std::vector<double> Llama3Divisors(const RopeScaling& s, const std::vector<double>& plain) {
@@ -109,6 +114,7 @@ Result<int64_t> ApplyRopeScaling(const RopeScaling& scaling, int64_t positions, 
   std::vector<double> plain = RopeFrequencies(config);
   plain.resize(static_cast<size_t>(config.rotary_dims / 2));
   std::vector<double> divisors;
+  double attention_factor = config.attention_factor;
   int64_t valid = kAnyLength;
   switch (scaling.type) {
     case RopeScalingType::kNone:
@@ -132,16 +138,22 @@ Result<int64_t> ApplyRopeScaling(const RopeScaling& scaling, int64_t positions, 
       break;
     case RopeScalingType::kYarn:
       divisors = YarnDivisors(scaling, config);
-      config.attention_factor = static_cast<float>(YarnFactor(scaling));
+      attention_factor = YarnFactor(scaling);
       break;
     case RopeScalingType::kLongRope: {
       const bool is_long = positions > scaling.original_context;
       divisors = is_long ? scaling.long_factors : scaling.short_factors;
-      config.attention_factor = static_cast<float>(LongRopeFactor(scaling));
+      attention_factor = LongRopeFactor(scaling);
       valid = is_long ? kAnyLength : scaling.original_context;
       break;
     }
   }
+  if (!FitsFloat(attention_factor))
+    return Bad(fmt::format("cos and sin are multiplied by {}", attention_factor));
+  for (double d : divisors) {
+    if (!FitsFloat(d)) return Bad(fmt::format("a frequency is divided by {}", d));
+  }
+  config.attention_factor = static_cast<float>(attention_factor);
   config.freq_divisors.assign(divisors.begin(), divisors.end());
   return valid;
 }

@@ -42,6 +42,9 @@ void AttentionOp::Impl::Rotate(const AttentionCall& call) {
                           : std::numeric_limits<float>::max();
   const auto rotate_row = [&](const BatchSlice& s, int64_t i) {
     const int64_t row = s.first_row + i, position = s.first_position + i;
+    // An infinite or NaN score would drop out of the softmax unseen.
+    if (!Within(q_in->row(row), query_heads * dim, std::numeric_limits<float>::max()))
+      NoteNonFinite(position);
     for (int h = 0; h < query_heads; ++h)
       rope.Apply(q_in->row(row) + h * dim, position, RotatedQuery(row, h));
     for (int h = 0; h < kv_heads; ++h) {
@@ -108,9 +111,10 @@ Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries
     if (bad == std::numeric_limits<int64_t>::max()) return Status::Ok();
     return Status(
         ErrorCode::kNonFinite,
-        fmt::format("layer {}: a key or value at position {} is NaN or infinite; the model file or its "
-                    "numerics are damaged",
-                    call.layer, bad));
+        fmt::format(
+            "layer {}: a query, key or value at position {} is NaN or infinite; the model file or its "
+            "numerics are damaged",
+            call.layer, bad));
   };
   m.Rotate(call);
   BGTQ_RETURN_IF_ERROR(check());

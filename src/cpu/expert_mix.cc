@@ -25,9 +25,10 @@ void ChooseExperts(std::span<const float> logits, bool renormalise, float scale,
     choice[i] = order[i];
     taken += std::exp(value(order[i]) - largest);
   }
+  // A NaN among the logits is in `total`: the softmax is then NaN, also where the chosen are numbers.
+  const double divisor = renormalise && !std::isnan(total) ? taken : total;
   for (size_t i = 0; i < choice.size(); ++i) {
-    weights[i] =
-        static_cast<float>(scale * std::exp(value(order[i]) - largest) / (renormalise ? taken : total));
+    weights[i] = static_cast<float>(scale * std::exp(value(order[i]) - largest) / divisor);
   }
 }
 

@@ -15,8 +15,9 @@ struct ExpertShare {
 };
 
 /// The `chosen` largest of softmax(logits), the lower index of equals; weights are their probabilities,
-/// divided by their sum where `renormalise`, times scale. logits [experts]; NaN counts as the smallest. The
-/// chosen come in order of falling probability. choice, weights: [chosen], chosen <= experts.
+/// divided by their sum where `renormalise`, times scale. logits [experts]; a NaN among them is chosen last
+/// and makes every weight NaN, so that a damaged router shows. The chosen come in order of falling
+/// probability. choice, weights: [chosen], chosen <= experts.
 void ChooseExperts(std::span<const float> logits, bool renormalise, float scale, std::span<int> choice,
                    std::span<float> weights);
 

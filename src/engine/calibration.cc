@@ -174,7 +174,8 @@ Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_vie
   std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
   const std::vector<Token> start = model.PromptStart(nullptr);
   tokens.insert(tokens.begin(), start.begin(), start.end());
-  const int64_t wanted = std::min(tokens_wanted, model.config().context_length);
+  const int64_t wanted =
+      std::min({tokens_wanted, model.config().context_length, model.config().max_positions});
   if (static_cast<int64_t>(tokens.size()) > wanted)
     tokens.resize(static_cast<size_t>(std::max<int64_t>(wanted, 0)));
   if (static_cast<int64_t>(tokens.size()) < kMinCalibrationTokens) {

@@ -17,7 +17,7 @@ constexpr int64_t kMinCalibrationTokens = 64;
 struct CalibrationOptions {
   std::string recipe = "aligned";
   RecipeOptions bits;
-  int64_t tokens = 2048;                      // from the start of the text, at most the model's context
+  int64_t tokens = 2048;                      // from the start of the text, at most what the model runs
   std::function<void(double done)> progress;  // 0..1; may be empty
 };
 

@@ -12,6 +12,8 @@
 namespace blockgtq {
 namespace {
 
+// No text is longer, and sums of it and a length are far from overflow.
+constexpr int64_t kMaxOffset = int64_t{1} << 40;
 constexpr const char* kYardstick = "fp16";  // the sample of the fp16 cache's needle score
 
 Status Invalid(std::string what) { return {ErrorCode::kInvalidArgument, std::move(what)}; }
@@ -59,8 +61,10 @@ Status CheckOptions(const LoadedModel& model, const CalibrationStudyOptions& opt
                                  kMinCalibrationTokens, limit));
     }
   }
-  for (const int64_t offset : options.offsets)
-    if (offset < 0) return Invalid(fmt::format("--offsets: {} must not be negative", offset));
+  for (const int64_t offset : options.offsets) {
+    if (offset < 0 || offset > kMaxOffset)
+      return Invalid(fmt::format("--offsets: {} must lie within 0..{}", offset, kMaxOffset));
+  }
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(options.recipe));
   BGTQ_ASSIGN_OR_RETURN(const std::vector<RecipeOptions> budgets,
                         BudgetsOf(options.recipe, options.k_bits, options.v_bits, options.seeds[0]));

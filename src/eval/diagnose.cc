@@ -152,9 +152,9 @@ Result<DiagnoseResult> Diagnose(LoadedModel& model, std::string_view calibration
                                 std::string_view scoring_text, const DiagnoseOptions& options) {
   BGTQ_RETURN_IF_ERROR(CheckOptions(model.config(), options));
   const ModelConfig& config = model.config();
-  BGTQ_RETURN_IF_ERROR(RequireOneRope(config, "diagnose"));
-  const std::vector<Token> calibration =
-      FirstTokens(model, calibration_text, std::min(options.tokens, config.context_length));
+  BGTQ_RETURN_IF_ERROR(RequireOneRope(config, model.path()));
+  const std::vector<Token> calibration = FirstTokens(
+      model, calibration_text, std::min({options.tokens, config.context_length, config.max_positions}));
   std::vector<Token> scored = FirstTokens(model, scoring_text, options.tokens);
   for (const auto& [tokens, name] :
        {std::pair{&calibration, "calibration"}, std::pair{&std::as_const(scored), "scored"}}) {

@@ -81,13 +81,14 @@ constexpr std::string_view kReadElsewhere[] = {
     "layer_types",
     "sliding_window_pattern",
     "_sliding_window_pattern",
-    "bos_token_id",
     "eos_token_id",
-    "pad_token_id",
 };
 
-/// What only training or other software uses, and flags that the presence of tensors says again.
+/// What only training or other software uses, what the tokenizer's own files say, and flags that the presence
+/// of tensors says again.
 constexpr std::string_view kNoInfluence[] = {
+    "bos_token_id",
+    "pad_token_id",
     "_name_or_path",
     "name_or_path",
     "_attn_implementation",
@@ -123,6 +124,7 @@ bool Contains(std::span<const std::string_view> names, std::string_view name) {
 
 std::string Spell(std::string_view key) {
   if (key == "attention.key_length") return "'head_dim'";
+  if (const std::string rope = RopeJsonName(key); !rope.empty()) return fmt::format("'{}'", rope);
   for (const Rename& rename : kRenames) {
     if (rename.key == key) return fmt::format("'{}'", rename.json);
   }
@@ -145,7 +147,7 @@ class Translator {
     }
     BGTQ_RETURN_IF_ERROR(FillHeads(filler));
     BGTQ_RETURN_IF_ERROR(FillWords(filler));
-    BGTQ_RETURN_IF_ERROR(FillRope(json_, filler));
+    BGTQ_RETURN_IF_ERROR(FillRope(json_, *config.family, filler));
     BGTQ_RETURN_IF_ERROR(FillWindow(json_, config.family->window_needs_flag, filler));
     if (const Json* tied = Member("tie_word_embeddings")) {
       if (!tied->is_boolean()) return Corrupt("'tie_word_embeddings' is not a bool");

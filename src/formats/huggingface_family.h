@@ -21,6 +21,9 @@ struct HuggingFaceFamily {
   RopePairing pairing = RopePairing::kNeox;  // of the rows of Q and K as transformers keeps them
   bool norms_add_one = false;                // norms multiply by 1 + weight (gemma); GGUF files hold the sum
   bool window_needs_flag = false;            // sliding_window counts only with use_sliding_window (qwen)
+  // What transformers takes where config.json has no rope_theta and no partial_rotary_factor.
+  double rope_theta = 10000;
+  double rotary_share = 1;
   std::span<const HuggingFaceTensorName> layer_tensors{};  // looked up before the common names
 };
 

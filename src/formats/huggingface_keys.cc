@@ -119,8 +119,8 @@ Status FillScaling(const Json& object, const char* object_name, KeyFiller& fille
       typed = true;
       continue;
     }
-    if (name == "partial_rotary_factor") continue;
-    std::string key = json_name;  // unknown: refused by this name
+    if (name == "partial_rotary_factor") continue;  // FillShares
+    std::string key = json_name;                    // unknown: refused by this name
     for (const RopeName& known : kRopeNames) {
       if (name == known.json) key = known.key;
     }
@@ -146,8 +146,8 @@ Status FillWindowedRope(const Json& object, KeyFiller& filler) {
   return Status::Ok();
 }
 
-/// What share of a head rotates, in transformers' rounding.
-Status FillRotaryDims(const Json& factor, KeyFiller& filler) {
+/// What share of a head rotates, in transformers' rounding; two shares must agree.
+Status FillRotaryDims(const Json& factor, const std::string& json_name, KeyFiller& filler) {
   const ModelValue* head_dim = filler.keys().Peek("attention.key_length");
   const ModelValue* width = filler.keys().Peek("embedding_length");
   const ModelValue* heads = filler.keys().Peek("attention.head_count");
@@ -158,16 +158,47 @@ Status FillRotaryDims(const Json& factor, KeyFiller& filler) {
   int64_t dims = integer(head_dim);
   if (dims == 0 && integer(heads) > 0) dims = integer(width) / integer(heads);
   const double share = factor.is_number() ? factor.get<double>() : 0;
-  if (!(share > 0) || share > 1 || dims < 1 || dims > (int64_t{1} << 20)) {
-    return Corrupt(filler, fmt::format("'partial_rotary_factor' is {}, not a number in (0, 1]", share));
+  if (dims < 1 || dims > (int64_t{1} << 20)) return Status::Ok();  // refused where they are read
+  if (!(share > 0) || share > 1) {
+    return Corrupt(filler, fmt::format("'{}' is not a number in (0, 1]", json_name));
   }
   return filler.PutValue("rope.dimension_count", static_cast<int64_t>(static_cast<double>(dims) * share),
-                         "partial_rotary_factor");
+                         json_name);
+}
+
+/// partial_rotary_factor wherever it stands. Families that state the rotating channels themselves have it for
+/// other software.
+Status FillShares(const Json& config, double otherwise, KeyFiller& filler) {
+  if (filler.keys().Peek("rope.dimension_count") != nullptr) return Status::Ok();
+  std::vector<std::pair<std::string, const Json*>> places = {{"", &config}};
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    const Json* object = Member(config, name);
+    if (object == nullptr) continue;
+    places.emplace_back(fmt::format("{}.", name), object);
+    if (const Json* full = Member(*object, "full_attention")) {
+      places.emplace_back(fmt::format("{}.full_attention.", name), full);
+    }
+  }
+  for (const auto& [prefix, object] : places) {
+    const Json* share = Member(*object, "partial_rotary_factor");
+    if (share == nullptr) continue;
+    BGTQ_RETURN_IF_ERROR(FillRotaryDims(*share, prefix + "partial_rotary_factor", filler));
+  }
+  const bool whole = otherwise == 1 || filler.keys().Peek("rope.dimension_count") != nullptr;
+  return whole ? Status::Ok() : FillRotaryDims(otherwise, "partial_rotary_factor", filler);
 }
 
 }  // namespace
 
-Status FillRope(const Json& config, KeyFiller& filler) {
+std::string RopeJsonName(std::string_view key) {
+  if (key == "rope.freq_base") return "rope_theta";
+  for (const RopeName& name : kRopeNames) {
+    if (key == name.key) return fmt::format("rope_scaling.{}", name.json);
+  }
+  return "";
+}
+
+Status FillRope(const Json& config, const HuggingFaceFamily& family, KeyFiller& filler) {
   if (const Json* theta = Member(config, "rope_theta")) {
     BGTQ_RETURN_IF_ERROR(filler.Put("rope.freq_base", *theta, "rope_theta"));
   }
@@ -177,7 +208,6 @@ Status FillRope(const Json& config, KeyFiller& filler) {
   if (const Json* scaling = Member(config, "rope_scaling")) {
     BGTQ_RETURN_IF_ERROR(FillScaling(*scaling, "rope_scaling", filler));
   }
-  const Json* share = Member(config, "partial_rotary_factor");
   if (const Json* parameters = Member(config, "rope_parameters")) {
     if (!parameters->is_object()) return Corrupt(filler, "'rope_parameters' is not an object");
     const Json* full = Member(*parameters, "full_attention");
@@ -194,13 +224,12 @@ Status FillRope(const Json& config, KeyFiller& filler) {
       }
     } else {
       BGTQ_RETURN_IF_ERROR(FillScaling(*parameters, "rope_parameters", filler));
-      if (share == nullptr) share = Member(*parameters, "partial_rotary_factor");
     }
   }
-  if (share != nullptr && filler.keys().Peek("rope.dimension_count") == nullptr) {
-    return FillRotaryDims(*share, filler);
+  if (filler.keys().Peek("rope.freq_base") == nullptr) {
+    BGTQ_RETURN_IF_ERROR(filler.PutValue("rope.freq_base", family.rope_theta, "rope_theta"));
   }
-  return Status::Ok();
+  return FillShares(config, family.rotary_share, filler);
 }
 
 Status FillWindow(const Json& config, bool needs_flag, KeyFiller& filler) {

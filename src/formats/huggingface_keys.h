@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "blockgtq/status.h"
+#include "src/formats/huggingface_family.h"
 #include "src/formats/model_keys.h"
 
 namespace blockgtq {
@@ -30,8 +31,11 @@ class KeyFiller {
   std::string where_;
 };
 
-/// rope_theta, rope_scaling, rope_parameters, rope_local_base_freq, partial_rotary_factor.
-Status FillRope(const nlohmann::json& config, KeyFiller& filler);
+/// Where a setting of RoPE stands in most files, "rope_scaling.factor"; empty for other keys.
+std::string RopeJsonName(std::string_view key);
+/// rope_theta, rope_scaling, rope_parameters, rope_local_base_freq, partial_rotary_factor; where absent, the
+/// family's defaults.
+Status FillRope(const nlohmann::json& config, const HuggingFaceFamily& family, KeyFiller& filler);
 /// sliding_window and what says which layers have it.
 Status FillWindow(const nlohmann::json& config, bool needs_flag, KeyFiller& filler);
 

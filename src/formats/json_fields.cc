@@ -35,6 +35,32 @@ int NestingDepth(std::string_view text) {
   return deepest;
 }
 
+/// Finds where a text ceases to be JSON.
+class ErrorFinder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  size_t position() const { return position_; }
+
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
+    position_ = position;
+    return false;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(std::string&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+
+ private:
+  size_t position_ = 0;
+};
+
 }  // namespace
 
 Result<nlohmann::json> ParseBoundedJson(std::string_view text, size_t max_bytes, int max_depth) {
@@ -46,7 +72,12 @@ Result<nlohmann::json> ParseBoundedJson(std::string_view text, size_t max_bytes,
     return Status(ErrorCode::kCorruptFile, fmt::format("JSON nested deeper than {}", max_depth));
   }
   nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return Status(ErrorCode::kCorruptFile, "not valid JSON");
+  if (json.is_discarded()) {
+    ErrorFinder finder;
+    nlohmann::json::sax_parse(text, &finder);
+    return Status(ErrorCode::kCorruptFile,
+                  fmt::format("not valid JSON at byte {}", Grouped(finder.position())));
+  }
   return json;
 }
 

@@ -19,6 +19,10 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   if (fd < 0) {
     const int error = errno;
     if (error == ENOENT || error == ENOTDIR) {
+      struct stat link;
+      if (lstat(path.c_str(), &link) == 0) {  // not kNotFound: the name is there
+        return Status(ErrorCode::kIo, path + ": is a link to a file that is not there; get that file");
+      }
       return Status(ErrorCode::kNotFound, path + ": no such file; check the path");
     }
     return Status(ErrorCode::kIo, fmt::format("{}: cannot open: {}", path, std::strerror(error)));

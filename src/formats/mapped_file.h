@@ -13,7 +13,8 @@ namespace blockgtq {
 /// access, as with every mapped file.
 class MappedFile {
  public:
-  /// Errors: kNotFound (no such file), kInvalidArgument (not a regular file), kIo with errno's text.
+  /// Errors: kNotFound (no such file), kInvalidArgument (not a regular file), kIo with errno's text, or for a
+  /// link to nothing.
   static Result<MappedFile> Open(const std::string& path);
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept;

@@ -30,9 +30,10 @@ std::optional<TensorType> TypeOf(std::string_view dtype) {
   return std::nullopt;
 }
 
+/// A link counts, whatever it points to: opening it then says what is wrong.
 bool Exists(const std::filesystem::path& path) {
   std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
+  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
 }
 
 std::string_view TextOf(const MappedFile& file) {
@@ -48,8 +49,18 @@ class SafetensorsSource : public ModelSource {
     const std::filesystem::path folder =
         is_folder ? std::filesystem::path(path) : std::filesystem::path(path).parent_path();
     folder_ = folder.empty() ? "." : folder.string();
+    if (!is_folder && !Exists(path)) {
+      return Status(ErrorCode::kNotFound, fmt::format("{}: no such file; check the path", path));
+    }
     // The configuration first: what is not supported is refused before any weight is looked at.
     const std::string config_path = (folder / "config.json").string();
+    if (!Exists(config_path)) {
+      return Status(
+          ErrorCode::kNotFound,
+          fmt::format("{}: there is no {}; a model is a GGUF file, or a folder with config.json and "
+                      "safetensors files",
+                      name_, config_path));
+    }
     BGTQ_ASSIGN_OR_RETURN(const MappedFile config_file, MappedFile::Open(config_path));
     BGTQ_ASSIGN_OR_RETURN(HuggingFaceConfig config,
                           ReadHuggingFaceConfig(TextOf(config_file), config_path, families));

@@ -8,7 +8,7 @@
 namespace blockgtq {
 
 inline constexpr HuggingFaceFamily kChatGlmFamilies[] = {
-    {.model_type = "glm", .architecture = "chatglm", .pairing = RopePairing::kNorm},
+    {.model_type = "glm", .architecture = "chatglm", .pairing = RopePairing::kNorm, .rotary_share = 0.5},
 };
 
 Result<std::unique_ptr<Model>> LoadChatGlm(const ModelSource& source, Backend& backend);

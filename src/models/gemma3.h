@@ -15,6 +15,7 @@ inline constexpr HuggingFaceFamily kGemma3Families[] = {
     {.model_type = "gemma3_text",
      .architecture = "gemma3",
      .norms_add_one = true,
+     .rope_theta = 1e6,
      .layer_tensors = kGemma3Tensors},
 };
 

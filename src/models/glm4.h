@@ -8,7 +8,7 @@
 namespace blockgtq {
 
 inline constexpr HuggingFaceFamily kGlm4Families[] = {
-    {.model_type = "glm4", .architecture = "glm4", .pairing = RopePairing::kNorm},
+    {.model_type = "glm4", .architecture = "glm4", .pairing = RopePairing::kNorm, .rotary_share = 0.5},
 };
 
 Result<std::unique_ptr<Model>> LoadGlm4(const ModelSource& source, Backend& backend);

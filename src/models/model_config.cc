@@ -21,6 +21,14 @@ Status Corrupt(const ModelSource& source, const std::string& what) {
   return Status(ErrorCode::kCorruptFile, fmt::format("{}: {}", source.name(), what));
 }
 
+/// The value of `key`, which must be above 0 and keep its value as a float.
+Result<float> PositiveFloat(const ModelKeys& keys, std::string_view key, double value) {
+  if (value >= std::numeric_limits<float>::min() && value <= std::numeric_limits<float>::max())
+    return static_cast<float>(value);
+  return keys.Error(ErrorCode::kCorruptFile, key,
+                    fmt::format("is {}, not a positive number that 32 bits hold", value));
+}
+
 /// Keys that would change the forward pass and that no family here has: refused unless they say nothing.
 Status RefuseUnknownMeanings(const ModelKeys& keys) {
   static constexpr const char* kKeys[] = {
@@ -59,7 +67,7 @@ Status ReadWindows(const ModelKeys& keys, int pattern, ModelConfig& config) {
   BGTQ_ASSIGN_OR_RETURN(config.window, keys.IntOr("attention.sliding_window", 0));
   if (config.window < 0) {
     return keys.Error(ErrorCode::kCorruptFile, "attention.sliding_window",
-                      fmt::format("is {}", config.window));
+                      fmt::format("is {}, not a number of tokens", config.window));
   }
   // No sequence outgrows a window as long as the context.
   if (config.window >= config.context_length) config.window = 0;
@@ -76,7 +84,8 @@ Status ReadWindows(const ModelKeys& keys, int pattern, ModelConfig& config) {
     return Status::Ok();
   }
   BGTQ_ASSIGN_OR_RETURN(const int64_t every, keys.IntOr(kPattern, pattern));
-  if (every < 1) return keys.Error(ErrorCode::kCorruptFile, kPattern, fmt::format("is {}", every));
+  if (every < 1)
+    return keys.Error(ErrorCode::kCorruptFile, kPattern, fmt::format("is {}, not a number above 0", every));
   if (every == 1) return Status::Ok();
   for (size_t l = 0; l < layers; ++l)
     config.windowed.push_back(static_cast<int64_t>(l + 1) % every != 0 ? 1 : 0);
@@ -101,9 +110,7 @@ Status ReadExperts(const ModelSource& source, const ConfigDefaults& defaults, Mo
   BGTQ_ASSIGN_OR_RETURN(experts.renormalise,
                         keys.FlagOr("expert_weights_norm", source.gguf() != nullptr && defaults.renormalise));
   BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("expert_weights_scale", 1.0));
-  if (!(scale > 0) || !std::isfinite(scale))
-    return keys.Error(ErrorCode::kCorruptFile, "expert_weights_scale", fmt::format("is {}", scale));
-  experts.scale = static_cast<float>(scale);
+  BGTQ_ASSIGN_OR_RETURN(experts.scale, PositiveFloat(keys, "expert_weights_scale", scale));
   if (defaults.shared_experts) {
     const auto count_of = [&](const char* key, int64_t limit, int* out) -> Status {
       BGTQ_ASSIGN_OR_RETURN(const int64_t value, keys.IntOr(key, 0));
@@ -216,11 +223,10 @@ Status ReadHeads(const ModelSource& source, bool latent, ModelConfig& config) {
   config.heads = static_cast<int>(heads);
   config.kv_heads = static_cast<int>(kv_heads);
   config.head_dim = static_cast<int>(head_dim);
-  BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("attention.scale", 0.0));
-  if (!(scale >= 0) || !std::isfinite(scale))
-    return keys.Error(ErrorCode::kCorruptFile, "attention.scale", fmt::format("is {}", scale));
-  config.attention_scale =
-      static_cast<float>(scale > 0 ? scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
+  BGTQ_ASSIGN_OR_RETURN(const double scale, keys.RealOr("attention.scale", 0.0));  // 0: as without the key
+  const double usual = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  BGTQ_ASSIGN_OR_RETURN(config.attention_scale,
+                        PositiveFloat(keys, "attention.scale", scale != 0 ? scale : usual));
   return Status::Ok();
 }
 
@@ -259,14 +265,23 @@ Result<ModelConfig> ReadModelConfig(const ModelSource& source, const ConfigDefau
   BGTQ_RETURN_IF_ERROR(ReadWindows(keys, defaults.window_pattern, config));
   BGTQ_RETURN_IF_ERROR(ReadExperts(source, defaults, config));
   BGTQ_ASSIGN_OR_RETURN(const double epsilon, keys.Real("attention.layer_norm_rms_epsilon"));
-  if (!(epsilon > 0) || !(epsilon < 1)) {
+  if (epsilon >= 1) {
     return keys.Error(ErrorCode::kCorruptFile, "attention.layer_norm_rms_epsilon",
-                      fmt::format("is {}", epsilon));
+                      fmt::format("is {}, not a small number", epsilon));
   }
-  config.norm_epsilon = static_cast<float>(epsilon);
+  BGTQ_ASSIGN_OR_RETURN(config.norm_epsilon,
+                        PositiveFloat(keys, "attention.layer_norm_rms_epsilon", epsilon));
   const ModelTensor* table = source.Find("token_embd.weight");
   if (table == nullptr) return Corrupt(source, "tensor token_embd.weight is missing");
   config.vocabulary = table->rows;
+  // GGUF's, where there is one, may count tokens that a conversion has added or left out.
+  if (source.gguf() == nullptr && keys.Has("vocab_size")) {
+    BGTQ_ASSIGN_OR_RETURN(const int64_t vocabulary, keys.Int("vocab_size"));
+    if (vocabulary != config.vocabulary) {
+      return keys.Error(ErrorCode::kCorruptFile, "vocab_size",
+                        fmt::format("is {}; the embedding table has {} rows", vocabulary, config.vocabulary));
+    }
+  }
   BGTQ_RETURN_IF_ERROR(ReadRope(source, defaults.window_base, config));
   return config;
 }

@@ -47,7 +47,7 @@ Result<std::vector<float>> BlockTensor(const ModelSource& source, const std::str
 Result<double> Base(const ModelKeys& keys, std::string_view key, double fallback) {
   BGTQ_ASSIGN_OR_RETURN(const double base, keys.RealOr(key, fallback));
   if (!std::isfinite(base) || base <= 1.0)
-    return keys.Error(ErrorCode::kCorruptFile, key, fmt::format("is {}", base));
+    return keys.Error(ErrorCode::kCorruptFile, key, fmt::format("is {}, not a number above 1", base));
   return base;
 }
 
@@ -88,7 +88,8 @@ Result<RopeScaling> ReadScaling(const ModelSource& source, int64_t context_lengt
   RopeScaling s;
   // As llama.cpp reads them: an older key, and a factor without a type means linear; GGUF files of LongRoPE
   // models have its tensors and no type.
-  const char* factor_key = keys.Has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
+  const bool has_older = keys.Has("rope.scale_linear") && !keys.Has("rope.scaling.factor");
+  const char* factor_key = has_older ? "rope.scale_linear" : "rope.scaling.factor";
   const bool has_factor = keys.Has(factor_key);
   BGTQ_ASSIGN_OR_RETURN(s.factor, keys.RealOr(factor_key, 1.0));
   const bool has_tensors = source.Find("rope_factors_short.weight") != nullptr;

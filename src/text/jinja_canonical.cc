@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 #include <vector>
 
 namespace blockgtq {
@@ -83,20 +84,23 @@ bool ReadLexemes(std::string_view body, std::vector<Lexeme>* out) {
 
 // 'a' + 'b' is 'ab', unless an operator that binds tighter than + follows 'b' or precedes 'a'.
 void JoinStrings(std::vector<Lexeme>* lexemes) {
-  const auto is = [&](size_t i, std::string_view text) {
-    return i < lexemes->size() && !(*lexemes)[i].is_string && (*lexemes)[i].text == text;
+  const auto is = [](const Lexeme& lexeme, std::string_view text) {
+    return !lexeme.is_string && lexeme.text == text;
   };
-  for (size_t i = 0; i + 2 < lexemes->size();) {
-    const bool joins = (*lexemes)[i].is_string && is(i + 1, "+") && (*lexemes)[i + 2].is_string &&
-                       (i == 0 || is(i - 1, "+") || is(i - 1, "(") || is(i - 1, "=")) &&
-                       (i + 3 == lexemes->size() || is(i + 3, "+") || is(i + 3, ")"));
-    if (joins) {
-      (*lexemes)[i].text += (*lexemes)[i + 2].text;
-      lexemes->erase(lexemes->begin() + i + 1, lexemes->begin() + i + 3);
-    } else {
-      ++i;
+  std::vector<Lexeme> joined;
+  const std::vector<Lexeme>& all = *lexemes;
+  for (size_t i = 0; i < all.size();) {
+    const bool first =
+        joined.empty() || is(joined.back(), "+") || is(joined.back(), "(") || is(joined.back(), "=");
+    joined.push_back(all[i++]);
+    if (!first || !joined.back().is_string) continue;
+    while (i + 1 < all.size() && is(all[i], "+") && all[i + 1].is_string &&
+           (i + 2 == all.size() || is(all[i + 2], "+") || is(all[i + 2], ")"))) {
+      joined.back().text += all[i + 1].text;
+      i += 2;
     }
   }
+  *lexemes = std::move(joined);
 }
 
 // The end of a tag's body: `close` outside string literals.

@@ -79,9 +79,10 @@ Status ReadAddedTokens(const json& config, TokenizerParts* parts) {
     entries.emplace_back(id, &entry);
   }
   std::sort(entries.begin(), entries.end());
+  const size_t tokens = parts->tokens.size() + entries.size();
   for (const auto& [id, entry] : entries) {
     const std::string where = fmt::format("tokenizer_config.json: added_tokens_decoder[\"{}\"]", id);
-    BGTQ_RETURN_IF_ERROR(AddToken(*entry, id, where, parts));
+    BGTQ_RETURN_IF_ERROR(AddToken(*entry, id, tokens, where, parts));
   }
   return {};
 }
@@ -108,15 +109,17 @@ Status ReadBosAndEos(const json& config, TokenizerParts* parts) {
   return {};
 }
 
-Status ReadEndOfGeneration(const json& config, TokenizerParts* parts) {
-  const json& value = Member(config, "eos_token_id");
+// generation_config.json's, and where it names none config.json's, as transformers has it.
+Status ReadEndOfGeneration(const json& generation, const json& model, TokenizerParts* parts) {
+  const bool has_own = !Member(generation, "eos_token_id").is_null();
+  const json& value = Member(has_own ? generation : model, "eos_token_id");
   if (value.is_null()) return {};
   const json ids = value.is_array() ? value : json::array({value});
   for (const json& id : ids) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= parts->tokens.size()) {
-      return Corrupt(
-          fmt::format("generation_config.json: eos_token_id {} is not in the vocabulary of {} tokens",
-                      id.dump(), parts->tokens.size()));
+      return Corrupt(fmt::format("{}: eos_token_id {} is not in the vocabulary of {} tokens",
+                                 has_own ? "generation_config.json" : "config.json", id.dump(),
+                                 parts->tokens.size()));
     }
     parts->end_of_generation.push_back(id.get<int32_t>());
     if (parts->eos < 0) parts->eos = id.get<int32_t>();
@@ -159,10 +162,11 @@ Result<FolderTokenizer> TokenizerFromTexts(const TokenizerTexts& texts) {
   BGTQ_ASSIGN_OR_RETURN(const json config, ParseObject(texts.tokenizer_config, "tokenizer_config.json"));
   BGTQ_ASSIGN_OR_RETURN(const json generation,
                         ParseObject(texts.generation_config, "generation_config.json"));
+  BGTQ_ASSIGN_OR_RETURN(const json model, ParseObject(texts.model_config, "config.json"));
   BGTQ_ASSIGN_OR_RETURN(TokenizerParts parts, ParseTokenizerJson(texts.tokenizer));
   BGTQ_RETURN_IF_ERROR(ReadAddedTokens(config, &parts));
   BGTQ_RETURN_IF_ERROR(ReadBosAndEos(config, &parts));
-  BGTQ_RETURN_IF_ERROR(ReadEndOfGeneration(generation, &parts));
+  BGTQ_RETURN_IF_ERROR(ReadEndOfGeneration(generation, model, &parts));
   FolderTokenizer result;
   if (!texts.chat_template.empty()) {
     result.chat_template = std::string(texts.chat_template);
@@ -184,7 +188,9 @@ Result<FolderTokenizer> LoadTokenizerFolder(const std::string& folder) {
   BGTQ_ASSIGN_OR_RETURN(const auto config, OpenIfThere(folder + "/tokenizer_config.json"));
   BGTQ_ASSIGN_OR_RETURN(const auto generation, OpenIfThere(folder + "/generation_config.json"));
   BGTQ_ASSIGN_OR_RETURN(const auto jinja, OpenIfThere(folder + "/chat_template.jinja"));
-  auto result = TokenizerFromTexts({TextOf(tokenizer), TextOf(config), TextOf(generation), TextOf(jinja)});
+  BGTQ_ASSIGN_OR_RETURN(const auto model, OpenIfThere(folder + "/config.json"));
+  auto result = TokenizerFromTexts(
+      {TextOf(tokenizer), TextOf(config), TextOf(generation), TextOf(jinja), TextOf(model)});
   if (!result.ok()) return result.status().WithContext(folder);
   return result;
 }

@@ -1,5 +1,5 @@
-// The tokenizer of a model's folder: tokenizer.json, tokenizer_config.json, generation_config.json and
-// chat_template.jinja.
+// The tokenizer of a model's folder: tokenizer.json, tokenizer_config.json, generation_config.json,
+// chat_template.jinja, and what config.json says of it.
 #pragma once
 
 #include <memory>
@@ -25,6 +25,7 @@ struct TokenizerTexts {
                          // added_tokens_decoder (which wins over tokenizer.json), chat_template
   std::string_view generation_config;  // generation_config.json: eos_token_id, more tokens that end a turn
   std::string_view chat_template;  // chat_template.jinja, which wins over chat_template of the configuration
+  std::string_view model_config;   // config.json: eos_token_id, where generation_config.json has none
 };
 
 /// Whether BOS is added: for the classes of Llama and Gemma add_bos_token says so (as transformers has it,

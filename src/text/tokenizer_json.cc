@@ -122,7 +122,8 @@ Status ReadModel(const json& model, size_t added, TokenizerParts* parts) {
 
 }  // namespace
 
-Status AddToken(const json& entry, int64_t id, const std::string& where, TokenizerParts* parts) {
+Status AddToken(const json& entry, int64_t id, size_t tokens, const std::string& where,
+                TokenizerParts* parts) {
   const json* content = entry.is_object() ? &Member(entry, "content") : nullptr;
   if (content == nullptr || !content->is_string()) return Corrupt(where + " has no content");
   AddedToken token{};
@@ -136,7 +137,7 @@ Status AddToken(const json& entry, int64_t id, const std::string& where, Tokeniz
     return Unsupported(fmt::format("{} \"{}\": single_word is not supported", where, Printable(token.text)));
   }
   if (token.text.empty()) return {};  // never found, as in Hugging Face's tokenizers
-  BGTQ_RETURN_IF_ERROR(CheckId(id, parts->tokens.size() + 1, token.text));
+  BGTQ_RETURN_IF_ERROR(CheckId(id, tokens, token.text));
   BGTQ_RETURN_IF_ERROR(SetText(id, token.text, parts));
   token.token = static_cast<int32_t>(id);
   parts->types[id] = static_cast<int64_t>(token.special ? TokenType::kControl : TokenType::kUserDefined);
@@ -160,11 +161,12 @@ Result<TokenizerParts> ParseTokenizerJson(std::string_view text) {
 
   TokenizerParts parts;
   BGTQ_RETURN_IF_ERROR(ReadModel(Member(root, "model"), added.size(), &parts));
+  const size_t tokens = parts.tokens.size() + added.size();
   for (size_t i = 0; i < added.size(); ++i) {
     const std::string where = fmt::format("tokenizer.json: added_tokens[{}]", i);
     const json* id = added[i].is_object() ? &Member(added[i], "id") : nullptr;
     if (id == nullptr || !id->is_number_integer()) return Corrupt(where + " has no id");
-    BGTQ_RETURN_IF_ERROR(AddToken(added[i], id->get<int64_t>(), where, &parts));
+    BGTQ_RETURN_IF_ERROR(AddToken(added[i], id->get<int64_t>(), tokens, where, &parts));
   }
   BGTQ_RETURN_IF_ERROR(ParseNormalizer(Member(root, "normalizer"), &parts.normalizer));
   bool byte_level = false;

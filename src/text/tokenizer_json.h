@@ -22,8 +22,10 @@ namespace blockgtq {
 Result<TokenizerParts> ParseTokenizerJson(std::string_view text);
 
 /// Puts tokens of the form that tokenizer.json and tokenizer_config.json share into parts->added, replacing
-/// those of the same id, and their texts into parts->tokens. where: for messages.
-Status AddToken(const nlohmann::json& entry, int64_t id, const std::string& where, TokenizerParts* parts);
+/// those of the same id, and their texts into parts->tokens. tokens: how many there are with all that are
+/// added, which bounds the ids. where: for messages.
+Status AddToken(const nlohmann::json& entry, int64_t id, size_t tokens, const std::string& where,
+                TokenizerParts* parts);
 
 /// The sections of the file but for the model (tokenizer_json_steps.cc); each may be null.
 Status ParseNormalizer(const nlohmann::json& section, std::vector<NormalizerStep>* steps);

@@ -14,6 +14,12 @@ using nlohmann::json;
 
 constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
+// Far beyond the supported families; what a normalizer makes of a text must fit memory as the text does.
+constexpr size_t kMaxSteps = 64;
+constexpr double kMaxGrowth = 64;
+constexpr size_t kMaxPrepended = size_t{1} << 12;
+constexpr size_t kMaxPrefix = 16;  // tokens before every text; the shortest runs have 64 tokens
+
 Status Corrupt(std::string message) {
   return Status(ErrorCode::kCorruptFile, "tokenizer.json: " + std::move(message));
 }
@@ -50,7 +56,40 @@ Status Flatten(const json& section, const char* what, const char* list, std::vec
   const json& members = Member(section, list);
   if (!members.is_array()) return Corrupt(fmt::format("{} is a Sequence without {}", what, list));
   for (const json& member : members) BGTQ_RETURN_IF_ERROR(Flatten(member, what, list, steps));
+  if (steps->size() > kMaxSteps) {
+    return Unsupported(
+        fmt::format("{} has {} steps; at most {} are supported", what, steps->size(), kMaxSteps));
+  }
   return {};
+}
+
+// How many times as long the steps may make a text, beside what they put before it.
+double Growth(const std::vector<NormalizerStep>& steps) {
+  double growth = 1;
+  for (const NormalizerStep& step : steps) {
+    if (std::holds_alternative<NfcStep>(step)) growth *= 3;  // UAX #15: in UTF-8
+    if (const auto* replace = std::get_if<ReplaceStep>(&step)) {
+      growth *=
+          std::max(1.0, static_cast<double>(replace->to.size()) / static_cast<double>(replace->from.size()));
+    }
+  }
+  return growth;
+}
+
+Status CheckLengths(const std::vector<NormalizerStep>& steps) {
+  size_t prepended = 0;
+  for (const NormalizerStep& step : steps) {
+    if (const auto* prepend = std::get_if<PrependStep>(&step)) prepended += prepend->text.size();
+  }
+  if (prepended > kMaxPrepended) {
+    return Unsupported(fmt::format("the normalizer puts {} bytes before the text; at most {} are supported",
+                                   prepended, kMaxPrepended));
+  }
+  const double growth = Growth(steps);
+  if (growth <= kMaxGrowth) return {};
+  return Unsupported(
+      fmt::format("the normalizer can make a text {:.3g} times as long; at most {:.0f} times is supported",
+                  growth, kMaxGrowth));
 }
 
 Status Unknown(const char* what, const json& step, const char* known) {
@@ -133,7 +172,7 @@ Status ParseNormalizer(const json& section, std::vector<NormalizerStep>* steps) 
       return Unknown("the normalizer", *part, "Sequence, NFC, Replace, Prepend");
     }
   }
-  return {};
+  return CheckLengths(*steps);
 }
 
 Status ParsePreTokenizer(const json& section, std::vector<PreTokenizerStep>* steps, bool* byte_level) {
@@ -239,6 +278,11 @@ Status ParsePostProcessor(const json& section, TokenizerParts* parts) {
               fmt::format("TemplateProcessing's ids of \"{}\" are outside the vocabulary", Printable(name)));
         }
         parts->prompt_prefix.push_back(id.get<int32_t>());
+      }
+      if (parts->prompt_prefix.size() > kMaxPrefix) {
+        return Unsupported(
+            fmt::format("TemplateProcessing puts {} tokens before the text; at most {} are supported",
+                        parts->prompt_prefix.size(), kMaxPrefix));
       }
     }
     if (!text_seen) return Corrupt("TemplateProcessing leaves the text out");

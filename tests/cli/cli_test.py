@@ -288,6 +288,9 @@ class CommandLine(Fixture):
         self.fails("detokenize", "-m", self.model, "--tokens", bad, needs=["256"])
         self.fails("logits", "-m", self.model, "--tokens", bad, "-o", self.folder / "x", "--recipe", "fp16",
                    needs=["256"])
+        bad.write_text("[1, 2]")
+        self.fails("logits", "-m", self.model, "--tokens", bad, "-o", self.folder / "x", "--recipe", "fp16", "-c", 513,
+                   needs=["-c 513", "512"])
 
     def test_a_plan_of_another_model_is_refused(self):
         plan = self.folder / "plan.safetensors"

@@ -134,6 +134,16 @@ TEST(RopeScaling, ValuesThatMakeNoSenseAreNamed) {
   EXPECT_NE(message(longrope).find("long_factor has 3"), std::string::npos);
   longrope.long_factors = {1, 1, 1, -1};
   EXPECT_NE(message(longrope).find("long_factor holds -1"), std::string::npos);
+  // Finite, but not as the floats that rotate.
+  EXPECT_NE(message({.type = RopeScalingType::kYarn, .factor = 1e300, .original_context = 16})
+                .find("a frequency is divided by"),
+            std::string::npos);
+  longrope.short_factors.assign(longrope.short_factors.size(), 1e-300);
+  longrope.long_factors = longrope.short_factors;
+  EXPECT_NE(message(longrope).find("1e-300"), std::string::npos);
+  RopeScaling yarn{.type = RopeScalingType::kYarn, .factor = 4.0, .original_context = 64};
+  yarn.attention_factor = 1e300;
+  EXPECT_NE(message(yarn).find("cos and sin are multiplied by 1e+300"), std::string::npos);
 }
 
 }  // namespace

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <ostream>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "src/cpu/cpu_backend.h"
 #include "tests/cpu/attention_op_model.h"
 #include "tests/cpu/packed_head_model.h"
 
@@ -303,6 +305,46 @@ TEST_P(AttentionOpTest, DecodedTokensOfLongSequencesAreMergedFromSplits) {
 
 INSTANTIATE_TEST_SUITE_P(Caches, AttentionOpTest, ::testing::ValuesIn(Settings()),
                          [](const auto& info) { return Name(info.param); });
+
+/// Attention of one token whose queries, keys and values are 1 but for one element.
+Status RunWith(CacheKind kind, int query, int key, int value, float element) {
+  const Setting s{kind, 0, 0, 2, 1, 32};
+  const Plan plan = MakePlan(s);
+  const RopeConfig rope = MakeRope(s.dim);
+  const auto cache = KvCache::Create({1, s.kv_heads, s.dim}, MakeOptions(s, 64, plan, rope), &plan).value();
+  const auto backend = CreateCpuBackend({.threads = 1}).value();
+  const auto binding = backend->BindCache(*cache, {{rope}}).value();
+  CpuActivations queries(1, s.heads * s.dim), keys(1, s.dim), values(1, s.dim), out(1, s.heads * s.dim);
+  for (CpuActivations* x : {&queries, &keys, &values}) std::fill_n(x->row(0), x->cols(), 1.0f);
+  if (query >= 0) queries.row(0)[query] = element;
+  if (key >= 0) keys.row(0)[key] = element;
+  if (value >= 0) values.row(0)[value] = element;
+  const SequenceId id = cache->AddSequence().value();
+  EXPECT_TRUE(cache->Reserve(id, 1).ok());
+  const std::vector<BatchSlice> slices = {{id, 0, 1, 0, false}};
+  AttentionCall call;
+  call.cache = binding.get();
+  call.heads = s.heads;
+  call.queries = &queries;
+  call.keys = &keys;
+  call.values = &values;
+  call.out = &out;
+  call.slices = slices;
+  return backend->Attention(call);
+}
+
+// A score that is not finite would drop out of the softmax, and the output look like any other.
+TEST(AttentionOp, AnElementThatIsNotFiniteIsAnErrorWhereverItStands) {
+  for (const CacheKind kind : {CacheKind::kHalf, CacheKind::kFloat, CacheKind::kPacked}) {
+    EXPECT_TRUE(RunWith(kind, 40, 3, 3, 1.5f).ok());
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()}) {
+      EXPECT_EQ(RunWith(kind, 40, -1, -1, bad).code(), ErrorCode::kNonFinite) << "query " << bad;
+      EXPECT_EQ(RunWith(kind, -1, 3, -1, bad).code(), ErrorCode::kNonFinite) << "key " << bad;
+      EXPECT_EQ(RunWith(kind, -1, -1, 3, bad).code(), ErrorCode::kNonFinite) << "value " << bad;
+    }
+  }
+}
 
 struct Planted {
   const char* name;

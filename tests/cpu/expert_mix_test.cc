@@ -45,9 +45,12 @@ TEST(ChooseExperts, OfEqualsTheLowerIndexIsTakenAndHugeLogitsStayFinite) {
   for (float w : c.weights) EXPECT_NEAR(w, 1.0f / 3, 1e-6f);
 }
 
-TEST(ChooseExperts, ANanIsNeverAheadOfANumber) {
-  const Choice c = Choose({std::numeric_limits<float>::quiet_NaN(), -5, -6, -7}, 2, true);
-  EXPECT_EQ(c.experts, (std::vector<int>{1, 2}));
+TEST(ChooseExperts, ANanIsNeverAheadOfANumberAndMakesEveryWeightNan) {
+  for (const bool renormalise : {true, false}) {
+    const Choice c = Choose({std::numeric_limits<float>::quiet_NaN(), -5, -6, -7}, 2, renormalise);
+    EXPECT_EQ(c.experts, (std::vector<int>{1, 2}));
+    for (float w : c.weights) EXPECT_TRUE(std::isnan(w)) << renormalise;
+  }
 }
 
 class Mixture {

@@ -7,9 +7,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "src/engine/bundled_text.h"
 #include "src/engine/calibration.h"
 #include "src/engine/plan_source.h"
 #include "src/formats/safetensors.h"
+#include "src/text/byte_alphabet.h"
 #include "tests/engine/test_models.h"
 #include "tests/formats/files.h"
 
@@ -294,6 +296,26 @@ TEST_F(ChangedModel, RunsUpToTheLengthWhereItsRopeChangesAndRefusesMoreByName) {
   }
 }
 
+/// A tokenizer.json whose tokens are the bytes.
+nlohmann::json TokenizerOfBytes() {
+  nlohmann::json vocab;
+  for (int byte = 0; byte < 256; ++byte) vocab[ByteToAlphabet(static_cast<uint8_t>(byte))] = byte;
+  return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}},
+          {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+          {"decoder", {{"type", "ByteLevel"}}}};
+}
+
+// The default is 2,048 tokens, and this model's context 512.
+TEST_F(ChangedModel, IsCalibratedOnAsManyTokensAsItsRopeLasts) {
+  std::ofstream(folder_.File("tokenizer.json")) << TokenizerOfBytes();
+  config_["rope_scaling"] = {
+      {"rope_type", "dynamic"}, {"factor", 2.0}, {"original_max_position_embeddings", 80}};
+  ASSERT_TRUE(Open().ok()) << Open().message();
+  const auto model = OpenForIds(folder_.File(""));
+  const Result<Plan> plan = Calibrate(*model, BundledCalibrationText(), {});
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+}
+
 TEST_F(ChangedModel, ATokenizerIsMissedByNameWhereItIsNeeded) {
   const Status status = LoadedModel::Open(folder_.File(""), {.device = "cpu", .threads = 1}).status();
   EXPECT_NE(status.message().find("tokenizer"), std::string::npos) << status.message();
@@ -329,6 +351,10 @@ TEST_F(ChangedModel, ContradictionsBetweenConfigurationAndWeightsAreRefusedByNam
       {"intermediate_size", 96, "mlp.gate_proj.weight"},
       {"num_hidden_layers", -1, "num_hidden_layers"},
       {"rms_norm_eps", "small", "rms_norm_eps"},
+      {"rms_norm_eps", 1e-300, "rms_norm_eps"},  // 0 as a float
+      {"vocab_size", 300, "256 rows"},
+      {"vocab_size", "many", "vocab_size"},
+      {"rope_scaling", {{"rope_type", "yarn"}}, "'rope_scaling.factor' is missing"},
       {"rope_theta", 0, "rope_theta"},
   };
   for (const auto& [key, value, naming] : changes) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 
 #include "src/engine/bundled_text.h"
 #include "tests/engine/test_models.h"
@@ -191,6 +192,8 @@ TEST_F(CalibrationStudyTest, WhatCannotBeIsRefusedBeforeAnythingRuns) {
   refuses("--offsets");
   options_.offsets = {10000000};
   refuses("longer text");
+  options_.offsets = {std::numeric_limits<int64_t>::max() - 20};
+  refuses("must lie within");
   options_.texts[1].name = "train";
   refuses("--texts");
   options_.recipe = "fp16";

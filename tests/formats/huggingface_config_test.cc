@@ -17,7 +17,7 @@ constexpr HuggingFaceFamily kFamilies[] = {
     {.model_type = "qwen2", .architecture = "qwen2", .window_needs_flag = true},
     {.model_type = "qwen3", .architecture = "qwen3", .window_needs_flag = true},
     {.model_type = "qwen3_moe", .architecture = "qwen3moe", .window_needs_flag = true},
-    {.model_type = "glm4", .architecture = "glm4"},
+    {.model_type = "glm4", .architecture = "glm4", .rope_theta = 5e5, .rotary_share = 0.5},
     {.model_type = "phi3", .architecture = "phi3"},
     {.model_type = "olmo2", .architecture = "olmo2"},
     {.model_type = "gemma3_text", .architecture = "gemma3"},
@@ -108,6 +108,32 @@ TEST(HuggingFaceConfig, PartialRotationIsCountedInChannels) {
   EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 8);
   json["rope_parameters"]["partial_rotary_factor"] = 1.5;
   EXPECT_EQ(Refusal(json).code(), ErrorCode::kCorruptFile);
+  json["rope_parameters"]["partial_rotary_factor"] = "half";
+  EXPECT_NE(Refusal(json).message().find("'rope_parameters.partial_rotary_factor' is not a number"),
+            std::string::npos);
+}
+
+TEST(HuggingFaceConfig, PartialRotationCountsWhereverItStandsAndMustAgree) {
+  nlohmann::json json = Plain();
+  json["rope_scaling"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 8);
+  json["partial_rotary_factor"] = 0.25;
+  EXPECT_NE(Refusal(json).message().find("'rope_scaling.partial_rotary_factor' differ"), std::string::npos);
+  json = Plain();
+  json["rope_parameters"]["full_attention"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}};
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 4);
+}
+
+TEST(HuggingFaceConfig, WhatTheFileLeavesOutOfRopeIsTheFamilysDefault) {
+  EXPECT_EQ(*Read(Plain()).keys.Real("rope.freq_base"), 1e4);
+  EXPECT_FALSE(Read(Plain()).keys.Has("rope.dimension_count"));
+  nlohmann::json json = nlohmann::json::parse(ConfigText("glm4"));
+  json.erase("rope_theta");
+  json.erase("partial_rotary_factor");
+  EXPECT_EQ(*Read(json).keys.Real("rope.freq_base"), 5e5);
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 16);
+  json["partial_rotary_factor"] = 0.25;
+  EXPECT_EQ(*Read(json).keys.Int("rope.dimension_count"), 8);
 }
 
 TEST(HuggingFaceConfig, MultiHeadLatentAttentionHasItsSizes) {
@@ -182,6 +208,8 @@ TEST(HuggingFaceConfig, MissingAndMistypedKeysAreNamedAsTheFileWouldSpellThem) {
             std::string::npos);
   EXPECT_NE(keys.Int("attention.head_count_kv").status().message().find("num_key_value_heads"),
             std::string::npos);
+  EXPECT_NE(keys.Real("rope.scaling.factor").status().message().find("'rope_scaling.factor' is missing"),
+            std::string::npos);
 }
 
 TEST(HuggingFaceConfig, TwoNamesOfOneSettingMustAgree) {
@@ -207,6 +235,15 @@ TEST(HuggingFaceConfig, HostileJsonIsOneError) {
     if (config.ok()) continue;
     EXPECT_TRUE(config.status().message().starts_with("config.json: ")) << config.status().message();
     EXPECT_EQ(config.status().message().find('\n'), std::string::npos);
+  }
+}
+
+TEST(HuggingFaceConfig, TextThatIsNoJsonSaysWhereItCeasesToBe) {
+  for (const auto& [text, byte] : {std::pair("{\"a\": 1,\n oops}", "byte 11"),
+                                   {"{\"a\": 1e999}", "byte 11"},
+                                   {"{\"a\": \"\xff\"}", "byte 8"}}) {
+    const Status status = ReadHuggingFaceConfig(text, "config.json", kFamilies).status();
+    EXPECT_NE(status.message().find(byte), std::string::npos) << status.message();
   }
 }
 

@@ -168,6 +168,33 @@ TEST_F(SmallModel, WithoutItsPartsIsNotFound) {
   EXPECT_EQ(
       OpenSafetensorsSource(folder_.File("model-00001-of-00002.safetensors"), kFamilies).status().code(),
       ErrorCode::kInvalidArgument);
+  std::filesystem::remove(folder_.File("config.json"));
+  const Status status = OpenSafetensorsSource(folder_.File(""), kFamilies).status();
+  EXPECT_EQ(status.code(), ErrorCode::kNotFound);
+  EXPECT_NE(status.message().find("a model is a GGUF file, or a folder"), std::string::npos)
+      << status.message();
+  EXPECT_NE(OpenSafetensorsSource("absent.safetensors", kFamilies)
+                .status()
+                .message()
+                .find("absent.safetensors: no such file"),
+            std::string::npos);
+}
+
+// Folders of links whose files were never fetched: what is missing is the file, not the name.
+TEST_F(SmallModel, ALinkToNothingIsNamed) {
+  Add("model.norm.weight", {1}, {0});
+  ASSERT_TRUE(Open("plain").ok());
+  for (const char* name : {"model.safetensors", "config.json"}) {
+    std::filesystem::rename(folder_.File(name), folder_.File("aside"));
+    std::filesystem::create_symlink("nothing", folder_.File(name));
+    const Status status = OpenSafetensorsSource(folder_.File(""), kFamilies).status();
+    EXPECT_EQ(status.code(), ErrorCode::kIo);
+    EXPECT_NE(status.message().find(std::string(name) + ": is a link to a file that is not there"),
+              std::string::npos)
+        << status.message();
+    std::filesystem::remove(folder_.File(name));
+    std::filesystem::rename(folder_.File("aside"), folder_.File(name));
+  }
 }
 
 TEST(SafetensorsIndex, NamesFilesOfItsFolderOnly) {

@@ -109,6 +109,14 @@ TEST(ChatTemplate, RefusesWhateverWouldRenderDifferently) {
   }
 }
 
+// What joins strings is linear in their number: this takes no time.
+TEST(ChatTemplate, JoinsAsManyStringsAsAHostileTemplateHas) {
+  std::string many = "'a'";
+  for (int i = 0; i < 100000; ++i) many += " + 'a'";
+  ASSERT_TRUE(RecognizeTemplate(Replaced(kChatMl, "'<|im_end|>'", "'<|im_' + 'end' + '|' + '>'"), "").ok());
+  EXPECT_FALSE(RecognizeTemplate("{{ " + many + " }}", "").ok());
+}
+
 TEST(ChatTemplate, RefusesChangedTemplatesOfEveryFamily) {
   const auto golden = test::ReadJson("text/chats.json");
   for (const auto& row : golden["templates"]) {

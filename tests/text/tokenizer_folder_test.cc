@@ -1,5 +1,5 @@
-// A model's folder: what tokenizer_config.json, generation_config.json and chat_template.jinja add to
-// tokenizer.json.
+// A model's folder: what tokenizer_config.json, generation_config.json, config.json and chat_template.jinja
+// add to tokenizer.json.
 #include "src/text/tokenizer_folder.h"
 
 #include <gmock/gmock.h>
@@ -94,6 +94,22 @@ TEST(TokenizerFolder, EndsGenerationAtNamesOnlyWhereTheyAreAddedTokens) {
   EXPECT_FALSE(loaded->tokenizer->IsEndOfGeneration(900));
   EXPECT_FALSE(loaded->tokenizer->IsControl(900));
   EXPECT_TRUE(loaded->tokenizer->IsEndOfGeneration(IdOf("qwen2", "<|im_end|>")));
+}
+
+TEST(TokenizerFolder, EndsGenerationAtTheIdsOfGenerationConfigElseOfConfig) {
+  const std::string json = Json("llama3");
+  const auto ends = [&](std::string_view generation, std::string_view model, Token token) {
+    const auto loaded = TokenizerFromTexts({json, "", generation, "", model});
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    return loaded.ok() && loaded->tokenizer->IsEndOfGeneration(token);
+  };
+  EXPECT_TRUE(ends("", R"({"eos_token_id":[7,9]})", 9));
+  EXPECT_TRUE(ends("{}", R"({"eos_token_id":7})", 7));
+  EXPECT_FALSE(ends(R"({"eos_token_id":5})", R"({"eos_token_id":7})", 7));
+  EXPECT_FALSE(ends(R"({"eos_token_id":5})", R"({"eos_token_id":"not read"})", 7));
+  const auto wrong = TokenizerFromTexts({json, "", "", "", R"({"eos_token_id":-1})"});
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_THAT(wrong.status().message(), HasSubstr("config.json: eos_token_id -1 is not in the vocabulary"));
 }
 
 TEST(TokenizerFolder, AddedTokensDecoderWinsOverTokenizerJson) {

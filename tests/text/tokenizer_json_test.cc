@@ -132,12 +132,22 @@ nlohmann::json Small(bool byte_level) {
 struct Refusal {
   const char* name;
   const char* pointer;  // what is replaced
-  const char* value;
+  std::string value;
   const char* message;
   ErrorCode code = ErrorCode::kUnsupported;
   bool byte_level = true;
 };
 void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
+
+/// A section of `count` equal steps.
+std::string Sequence(const std::string& list, const std::string& step, int count) {
+  std::string steps = step;
+  for (int i = 1; i < count; ++i) steps += "," + step;
+  return R"({"type":"Sequence",")" + list + R"(":[)" + steps + "]}";
+}
+std::string Prepend(size_t bytes) {
+  return R"({"type":"Prepend","prepend":")" + std::string(bytes, 'a') + R"("})";
+}
 
 class RefusedJson : public testing::TestWithParam<Refusal> {};
 
@@ -163,6 +173,14 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"type":"Sequence","normalizers":[{"type":"Lowercase"}]})", "normalizer \"Lowercase\""},
         Refusal{"ReplacePattern", "/normalizer",
                 R"({"type":"Replace","pattern":{"Regex":"a"},"content":"b"})", "Replace"},
+        Refusal{"Prepend", "/normalizer", Prepend(5000), "5000 bytes before the text"},
+        Refusal{"Growth", "/normalizer",
+                Sequence("normalizers", R"({"type":"Replace","pattern":{"String":"a"},"content":"aa"})", 40),
+                "times as long"},
+        Refusal{"GrowthByNfc", "/normalizer", Sequence("normalizers", R"({"type":"NFC"})", 4),
+                "81 times as long"},
+        Refusal{"Steps", "/pre_tokenizer",
+                Sequence("pretokenizers", R"({"type":"Digits","individual_digits":true})", 65), "65 steps"},
         Refusal{"PreTokenizer", "/pre_tokenizer", R"({"type":"Whitespace"})", "pre-tokenizer \"Whitespace\""},
         Refusal{"Pattern", "/pre_tokenizer/pretokenizers/0/pattern/Regex", R"("(a+)+$")",
                 "pattern \"(a+)+$\""},
@@ -180,6 +198,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "\"RobertaProcessing\""},
         Refusal{"TokenAfterText", "/post_processor/single/2",
                 R"({"SpecialToken":{"id":"<|eot_id|>","type_id":0}})", "\"<|eot_id|>\" after the text"},
+        Refusal{"LongPrefix", "/post_processor/special_tokens/<|begin_of_text|>/ids",
+                "[5,5,5,5,5,5,5,5,5,5,5,5,5,5,5,5,5]", "17 tokens before the text"},
         Refusal{"SingleWord", "/added_tokens/0/single_word", "true", "single_word"},
         Refusal{"NoModel", "/model", "null", "there is no model", kCorrupt},
         Refusal{"VocabList", "/model/vocab", "[]", "model.vocab", kCorrupt},
@@ -204,6 +224,21 @@ TEST(TokenizerJson, RefusesWhatIsNoJson) {
     ASSERT_FALSE(result.ok()) << text;
     EXPECT_EQ(result.status().code(), ErrorCode::kCorruptFile);
   }
+}
+
+// Each id is within what the tokens before it allow; together they would fill any memory.
+TEST(TokenizerJson, RefusesIdsThatGrowFromTokenToToken) {
+  auto json = Small(true);
+  json["added_tokens"] = nlohmann::json::array();
+  int64_t id = 0;
+  for (int i = 0; i < 12; ++i) {
+    id = 2 * id + 1000;
+    json["added_tokens"].push_back({{"id", id}, {"content", "<" + std::to_string(i) + ">"}});
+  }
+  const auto result = Load(json.dump());
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), ErrorCode::kCorruptFile);
+  EXPECT_THAT(result.status().message(), HasSubstr("has the id"));
 }
 
 TEST(TokenizerJson, TakesTheLastOfTwoEqualMerges) {
