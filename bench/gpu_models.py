@@ -31,6 +31,7 @@ def main():
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
     parser.add_argument("--models", default=",".join(results.MODEL_FILES), help="names, or files that end in .gguf")
     parser.add_argument("--text", type=pathlib.Path, default=results.ROOT / "data/wikitext2_test.txt")
+    parser.add_argument("--setting", action="append", choices=SETTINGS, help="only these caches")
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/gpu_models.json")
     arguments = parser.parse_args()
     result = {**results.header(), "rows": []}
@@ -45,7 +46,8 @@ def main():
             continue
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder, "out.json")
-            for setting, (bits, flags) in SETTINGS.items():
+            for setting in arguments.setting or SETTINGS:
+                bits, flags = SETTINGS[setting]
                 plan = pathlib.Path(folder, f"{bits}.safetensors")
                 if not plan.exists():
                     results.run_json([arguments.binary, "calibrate", "-m", model, "--device", "cpu", "-K", bits, "-V", bits,

@@ -217,7 +217,8 @@ class Bench {
                                               {up, nullptr, u, inner, inner, 1, false}};
         normalise();
         product(wide, h.data(), hidden);
-        Require(LaunchGate(GateFunction::kSilu, y.data(), u, rows * inner, a.data(), nullptr, true, stream_), "silu");
+        Require(LaunchGate(GateFunction::kSilu, y.data(), u, rows * inner, a.data(), nullptr, true, stream_),
+                "silu");
         product({{take(hidden * inner), nullptr, x.data(), hidden, hidden, kInnerScale, true}}, a.data(),
                 inner);
       }

@@ -8,9 +8,13 @@ foreach(source ${fuzz_sources})
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE bgtq_cache bgtq_text -fsanitize=fuzzer)
 endforeach()
-# The parser alone: the layers between text and http take minutes to instrument and are not reached.
+# The parsers alone: the layers between text and http take minutes to instrument and are not reached.
 target_sources(http_request_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/http/json_request.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/chat_request.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/request_fields.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/tool_call_parser.cc
                                            ${PROJECT_SOURCE_DIR}/src/engine/sampler.cc)
+target_sources(json_machine_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/engine/json_machine.cc)
 # Writes the seeds of session_fuzzer (fuzz/corpus/session), by hand when their format changes.
 add_executable(make_session_seeds EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/fuzz/make_session_seeds.cc)
 target_link_libraries(make_session_seeds PRIVATE bgtq_cache)

@@ -26,7 +26,7 @@ bgtq_layer(cache DEPENDS formats codec)
 bgtq_layer(backend DEPENDS cache)
 bgtq_layer(cpu DEPENDS backend cache PkgConfig::HWY)
 bgtq_layer(models DEPENDS backend formats)
-include(EmbedText)  # bgtq_data
+include(EmbedText)  # bgtq_data, bgtq_page
 include(Cuda)  # bgtq_cuda, where there is nvcc
 bgtq_layer(engine DEPENDS models cpu cuda text bgtq_data)
 if(TARGET bgtq_cuda)
@@ -34,7 +34,7 @@ if(TARGET bgtq_cuda)
 endif()
 bgtq_layer(eval DEPENDS engine)
 bgtq_layer(serve DEPENDS engine)
-bgtq_layer(http DEPENDS serve Boost::headers nlohmann_json::nlohmann_json)
+bgtq_layer(http DEPENDS serve bgtq_page Boost::headers nlohmann_json::nlohmann_json)
 
 # Sanitizers and kernels that are compiled for several targets: checking every operation takes minutes a file, so those
 # are checked for addresses only; the two product kernels, with a template for each weight type, take more than ten

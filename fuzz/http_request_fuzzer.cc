@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "src/http/json_request.h"
+#include "src/http/tool_call_parser.h"
 
 namespace {
 
@@ -22,6 +23,24 @@ void CheckSettings(const GenerationSettings& settings) {
   Require(settings.stop.size() <= 16);
 }
 
+/// The same is told of an answer whatever pieces it comes in.
+void CheckToolCalls(std::string_view answer) {
+  std::string told[2];
+  for (const size_t piece : {size_t{7}, answer.size() + 1}) {
+    ToolCallParser parser;
+    std::string& text = told[piece == 7 ? 0 : 1];
+    std::string calls;
+    const auto add = [&](const ToolCallParser::Parts& parts) {
+      text += parts.content;
+      for (const ToolCall& call : parts.calls) calls += call.name + call.arguments;
+    };
+    for (size_t at = 0; at < answer.size(); at += piece) add(parser.Push(answer.substr(at, piece)));
+    add(parser.Finish());
+    text += calls;
+  }
+  Require(told[0] == told[1]);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -33,6 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckSettings(completion->settings);
     Require(!completion->prompts.empty());
   }
+  CheckToolCalls(body);
   (void)ParseTokenizeRequest(body).ok();
   const auto tokens = ParseDetokenizeRequest(body);
   if (tokens.ok()) {

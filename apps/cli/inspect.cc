@@ -75,7 +75,7 @@ class InspectCommand : public Command {
       parameters += tensor.rows * tensor.cols;
       ++types[GetTensorType(tensor.type()).name];
     }
-    const int64_t half = int64_t{4} * c.head_dim * c.kv_heads * c.layers;
+    const int64_t half = ExactTileBytes(true, c.head_dim, 1, c.latent.rank > 0) * c.kv_heads * c.layers;
     fmt::print("{}: {}, {}, {:.1f} M parameters, {:.1f} MiB\n", path_, model->source().format(),
                c.architecture, static_cast<double>(parameters) / 1e6, static_cast<double>(bytes) / 1048576);
     fmt::print(
@@ -89,6 +89,10 @@ class InspectCommand : public Command {
       fmt::print("sliding window of {} tokens in {} of {} layers", c.window, windowed, c.layers);
       if (c.window_rope.has_value()) fmt::print(", RoPE base {:g} there", c.window_rope->freq_base);
       fmt::print("\n");
+    }
+    if (c.latent.rank > 0) {
+      fmt::print("the cache holds a latent of {} dims and a rope key of {}, shared by all heads\n",
+                 c.latent.rank, c.latent.rope_dims);
     }
     if (c.experts.count > 0) {
       fmt::print("{} experts of feed-forward {}, {} a token\n", c.experts.count, c.experts.feed_forward,
@@ -111,6 +115,7 @@ class InspectCommand : public Command {
                         {"heads", c.heads},
                         {"kv_heads", c.kv_heads},
                         {"head_dim", c.head_dim},
+                        {"latent_dims", c.latent.rank},
                         {"embedding", c.embedding},
                         {"feed_forward", c.feed_forward},
                         {"vocabulary", c.vocabulary},
@@ -139,7 +144,7 @@ class InspectCommand : public Command {
         "calibrated on {} tokens (text {}); {:.1f} stored bytes a token a head (K + V), {:.2f}x below "
         "fp16\n\n",
         plan.calibration.tokens, plan.calibration.corpus_hash, plan.bytes_per_token_per_head(),
-        4.0 * m.head_dim / plan.bytes_per_token_per_head());
+        (plan.has_latents() ? 2.0 : 4.0) * m.head_dim / plan.bytes_per_token_per_head());
     fmt::print("layer head  key groups (bits x dims)              mean   value\n");
     nlohmann::json groups = nlohmann::json::array();
     for (int l = 0; l < m.layers; ++l) {
@@ -152,15 +157,17 @@ class InspectCommand : public Command {
           list.push_back({{"width", g.code_width}, {"dims", g.dims}, {"units", g.units}});
         }
         fmt::print(
-            "{:5} {:4}  {:<36} {:>4}  {}x{}\n", l, h, text,
+            "{:5} {:4}  {:<36} {:>4}  {}\n", l, h, text,
             head.mean_units.empty() ? "-" : fmt::format("{}/{}", head.mean_units.size(), m.head_dim / 16),
-            head.value.code_width, head.value.dims);
+            head.latent_dims > 0 ? fmt::format("the latent, {} dims", head.latent_dims)
+                                 : fmt::format("{}x{}", head.value.code_width, head.value.dims));
         groups.push_back({{"layer", l},
                           {"kv_head", h},
                           {"keys", list},
                           {"block_widths", BlockWidths(head)},
                           {"mean_units", head.mean_units},
-                          {"value_width", head.value.code_width}});
+                          {"value_width", head.value.code_width},
+                          {"latent_dims", head.latent_dims}});
       }
     }
     if (!plot_.empty()) {

@@ -231,7 +231,8 @@ Result<std::vector<Token>> ReadTokenFile(const std::string& path) {
 
 double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>& plan, CacheKind kind) {
   if (plan.has_value()) return plan->bytes_per_token_per_head();
-  return 2.0 * model.config().head_dim * (kind == CacheKind::kFloat ? 4 : 2);
+  const ModelConfig& c = model.config();
+  return static_cast<double>(ExactTileBytes(kind != CacheKind::kFloat, c.head_dim, 1, c.latent.rank > 0));
 }
 
 }  // namespace blockgtq::cli

@@ -83,6 +83,7 @@ class ServeCommand : public Command {
     if (service_.model_name.empty()) service_.model_name = std::filesystem::path(model_.path).stem().string();
     service_.cache_name = cache_.Name();
     service_.version = BGTQ_VERSION;
+    service_.plan = plan.has_value() ? &*plan : nullptr;
     if (!service_.slot_folder.empty()) {
       BGTQ_ASSIGN_OR_RETURN(const int64_t removed, RemoveAbandonedTemporaries(service_.slot_folder));
       if (removed > 0)

@@ -18,6 +18,10 @@ void TaskFlags::Add(CLI::App& app) {
   app.add_flag("--chat,!--no-chat", chat,
                "put prompts in the model's chat template (the default); --no-chat: as they are");
   app.add_flag("--strict", strict, "prompts attend to codes too, as if every token of them had been decoded");
+  app.add_option("--np,--parallel", parallel,
+                 "samples that are answered in the same passes (0: 4, on a GPU 16)")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   app.add_option("-o,--results", results,
                  "file that keeps every finished sample; a run that was stopped or killed continues from it")
       ->check(NotEmpty());
@@ -38,7 +42,11 @@ std::string TaskFlags::CacheName() const {
 Result<TaskRun> TaskFlags::Run(LoadedModel& opened, const TaskSuite& suite, const SamplerOptions& sampler,
                                nlohmann::json settings) {
   BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache.ObtainPlan(opened));
-  BGTQ_ASSIGN_OR_RETURN(const CacheOptions options, CacheOptionsFor(cache.choice, suite.context_tokens()));
+  if (parallel == 0) parallel = opened.backend().name() == "cpu" ? 4 : 16;
+  parallel =
+      static_cast<int>(std::min<size_t>(static_cast<size_t>(parallel), std::max<size_t>(suite.size(), 1)));
+  const int64_t tokens = (suite.context_tokens() + kPageTokens - 1) / kPageTokens * kPageTokens;
+  BGTQ_ASSIGN_OR_RETURN(const CacheOptions options, CacheOptionsFor(cache.choice, parallel * tokens));
   bytes_per_token_per_head_ = cache.choice.simulated != nullptr
                                   ? cache.choice.simulated->bytes_per_token_per_head()
                                   : BytesPerTokenPerHead(opened, plan, options.kind);
@@ -83,6 +91,7 @@ Result<TaskRun> TaskFlags::RunInto(LoadedModel& opened, const TaskSuite& suite, 
   TaskRunOptions run_options;
   run_options.sampler = sampler;
   run_options.strict = strict;
+  run_options.parallel = static_cast<size_t>(parallel);
   run_options.stop = &StopRequested();
   run_options.progress = [&](double done, const std::string& note) { progress.Update(done, note); };
   BGTQ_ASSIGN_OR_RETURN(TaskRun run, RunTasks(*context, suite, file, run_options));

@@ -14,6 +14,7 @@ struct TaskFlags {
   CacheFlags cache;
   bool chat = true;
   bool strict = false;
+  int parallel = 0;     // samples a pass; 0: what suits the device
   std::string results;  // of -o; empty: not kept
   JsonOption json;
 

@@ -33,6 +33,8 @@ std::string_view OperationName(Operation operation) {
       return "sliding-window attention";
     case Operation::kRopesByLayer:
       return "RoPE that differs by layer";
+    case Operation::kLatentAttention:
+      return "multi-head latent attention (MLA)";
   }
   return "such operation";
 }
@@ -53,6 +55,14 @@ Status Backend::NormAdd(const Activations&, const Norm&, int64_t, Activations&) 
 Status Backend::Scale(float, int64_t, Activations&) { return Lacks(*this, Operation::kScaleRows); }
 Status Backend::MixExperts(const ExpertMix&, const Activations&, int64_t, Activations&) {
   return Lacks(*this, Operation::kExperts);
+}
+Status Backend::CopyHeads(const Activations&, const HeadColumns&, int, int64_t, Activations&,
+                          const HeadColumns&) {
+  return Lacks(*this, Operation::kLatentAttention);
+}
+Status Backend::MatMulHeads(std::span<const Weight* const>, const Activations&, const HeadColumns&, int64_t,
+                            Activations&, const HeadColumns&) {
+  return Lacks(*this, Operation::kLatentAttention);
 }
 
 int64_t CodedEndAfter(const KvCache& cache, const BatchSlice& slice) {

@@ -85,17 +85,24 @@ struct ExpertMix {
 /// What some families need and a backend may lack. An architecture asks for all that it needs before it takes
 /// a weight (RequireOperations).
 enum class Operation {
-  kNormHeads,      // Backend::NormHeads
-  kNormAdd,        // Backend::NormAdd
-  kUnnormedInput,  // GatedMatMul without a norm
-  kGeluGate,       // GateFunction::kGeluTanh
-  kScaleRows,      // Backend::Scale
-  kExperts,        // Backend::MixExperts
-  kSlidingWindow,  // AttentionCall::window
-  kRopesByLayer,   // LayerRopes with more than one RopeConfig
+  kNormHeads,        // Backend::NormHeads
+  kNormAdd,          // Backend::NormAdd
+  kUnnormedInput,    // GatedMatMul without a norm
+  kGeluGate,         // GateFunction::kGeluTanh
+  kScaleRows,        // Backend::Scale
+  kExperts,          // Backend::MixExperts
+  kSlidingWindow,    // AttentionCall::window
+  kRopesByLayer,     // LayerRopes with more than one RopeConfig
+  kLatentAttention,  // caches of latents (CacheGeometry::latent_dims), CopyHeads, MatMulHeads
 };
 /// "sliding-window attention": for messages.
 std::string_view OperationName(Operation operation);
+
+/// The columns of activations that belong to heads: head h has [h * stride + first, h * stride + first +
+/// width).
+struct HeadColumns {
+  int64_t stride = 0, first = 0, width = 0;
+};
 
 /// Consecutive rows of a batch that continue one sequence.
 struct BatchSlice {
@@ -127,7 +134,7 @@ class AttentionObserver {
  public:
   virtual ~AttentionObserver() = default;
   /// queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim], host memory, valid during
-  /// the call.
+  /// the call. In a cache of latents, values are the keys.
   virtual void Observe(int layer, int64_t rows, const float* queries, const float* keys,
                        const float* values) = 0;
 };
@@ -140,8 +147,10 @@ struct AttentionCall {
   int64_t window = 0;                    // a token sees itself and the window - 1 before it; 0: all
   const Activations* queries = nullptr;  // [rows, heads * head_dim], before RoPE, the model's pairing
   const Activations* keys = nullptr;     // [rows, kv_heads * head_dim]
-  const Activations* values = nullptr;
-  Activations* out = nullptr;  // [rows, heads * head_dim]
+  const Activations* values = nullptr;   // null in a cache of latents
+  /// [rows, heads * head_dim]. In a cache of latents the last latent_dims of each head are the output, those
+  /// before them mean nothing.
+  Activations* out = nullptr;
   std::span<const BatchSlice> slices;
   AttentionObserver* observer = nullptr;  // may be null
 };
@@ -155,6 +164,12 @@ class Backend {
   /// Bytes of the device's own memory that are taken now; 0 for the host.
   virtual int64_t device_bytes() const = 0;
 
+  /// Whether weights of so many elements find room, asked before the first is taken. what: begins the error's
+  /// text. Errors: kOutOfMemory, which states bytes wanted and free.
+  virtual Status CheckRoom(int64_t matrix_elements, int64_t vector_elements, const std::string& what) const {
+    (void)matrix_elements, (void)vector_elements, (void)what;
+    return Status::Ok();  // weights stay in the mapped file
+  }
   /// The tensor's bytes must outlive the weight. name: for messages. Errors: kOutOfMemory, kUnsupported.
   virtual Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) = 0;
   /// A vector [cols] (rows = 1), kept as float32.
@@ -210,6 +225,13 @@ class Backend {
   virtual Status Scale(float factor, int64_t rows, Activations& x);
   /// y += the mixture's output for x. Of equal router probabilities the lower expert is chosen.
   virtual Status MixExperts(const ExpertMix& mix, const Activations& x, int64_t rows, Activations& y);
+  /// Copies the columns `from` of x to the columns `to` of y, for every head. from.width == to.width.
+  virtual Status CopyHeads(const Activations& x, const HeadColumns& from, int heads, int64_t rows,
+                           Activations& y, const HeadColumns& to);
+  /// y_h = W_h x_h: weights[h] [to.width, from.width] takes head h's columns `from` of x to its columns `to`
+  /// of y.
+  virtual Status MatMulHeads(std::span<const Weight* const> weights, const Activations& x,
+                             const HeadColumns& from, int64_t rows, Activations& y, const HeadColumns& to);
   /// Rotates queries and keys, stores keys and values in the cache, attends. Every sequence's new
   /// tokens must have been reserved. The caller commits after the last layer, with CodedEndAfter. Errors:
   /// kNonFinite naming layer and position when a key or value is NaN or infinite; the sequence is then

@@ -27,6 +27,10 @@ Status CheckOptions(const CacheGeometry& geometry, const CacheOptions& options) 
     return Invalid(fmt::format("KV cache: {} layers, {} KV heads and head dim {}: each must be at least 1",
                                geometry.layers, geometry.kv_heads, geometry.head_dim));
   }
+  if (geometry.latent_dims < 0 || geometry.latent_dims > geometry.head_dim) {
+    return Invalid(fmt::format("KV cache: {} latent dims do not fit head dim {}", geometry.latent_dims,
+                               geometry.head_dim));
+  }
   if (options.max_tokens < 1 || options.max_tokens > std::numeric_limits<int64_t>::max() - kPageTokens) {
     return Invalid(
         fmt::format("KV cache: capacity of {} tokens: give a number from 1 up", options.max_tokens));
@@ -56,6 +60,7 @@ Status CheckPlan(const CacheGeometry& geometry, const Plan* plan) {
                               CheckedMultiply(geometry.layers, geometry.kv_heads)));
   for (const HeadPlan& head : plan->heads) {
     BGTQ_RETURN_IF_ERROR(expect("a head whose head_dim is", head.head_dim, geometry.head_dim));
+    BGTQ_RETURN_IF_ERROR(expect("a head whose latent_dims is", head.latent_dims, geometry.latent_dims));
   }
   return Status::Ok();
 }
@@ -90,8 +95,8 @@ Status CheckSimulated(const CacheGeometry& geometry, const CacheOptions& options
 }
 
 // Bytes of an exact tile, or -1 when they do not fit.
-int64_t TileBytes(bool half, int head_dim, int tile_tokens) {
-  return CheckedMultiply(int64_t{2} * (half ? 2 : 4) * tile_tokens, head_dim);
+int64_t TileBytes(bool half, const CacheGeometry& geometry, int tile_tokens) {
+  return CheckedMultiply(ExactTileBytes(half, 1, tile_tokens, geometry.latent_dims > 0), geometry.head_dim);
 }
 
 }  // namespace
@@ -184,8 +189,8 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
       impl.window_tiles = static_cast<int>(std::min<int64_t>(
           (options.recent + kPageTokens - 1) / kPageTokens + 1, (options.max_tokens - 1) / kPageTokens + 1));
     }
-    impl.window_tile_bytes = TileBytes(true, geometry.head_dim, kPageTokens);
-    impl.sink_tile_bytes = TileBytes(true, geometry.head_dim, impl.sink_tile_tokens);
+    impl.window_tile_bytes = TileBytes(true, geometry, kPageTokens);
+    impl.sink_tile_bytes = TileBytes(true, geometry, impl.sink_tile_tokens);
     const int64_t window = CheckedMultiply(impl.window_tile_bytes, impl.window_tiles);
     if (window < 0 || window > std::numeric_limits<int64_t>::max() - impl.sink_tile_bytes) return too_large;
     impl.exact_bytes = CheckedMultiply(window + impl.sink_tile_bytes, heads);
@@ -207,9 +212,9 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
               fmt::format("KV cache: the plan stores nothing for layer {}, KV head {}", layer, head));
         }
       } else if (impl.coded()) {
-        bytes = CheckedMultiply(2, TileBytes(false, geometry.head_dim, kPageTokens));
+        bytes = CheckedMultiply(2, TileBytes(false, geometry, kPageTokens));
       } else {
-        bytes = TileBytes(options.kind == CacheKind::kHalf, geometry.head_dim, kPageTokens);
+        bytes = TileBytes(options.kind == CacheKind::kHalf, geometry, kPageTokens);
       }
       impl.head_bytes.push_back(bytes);
       impl.head_offset.push_back(page_bytes[layer]);
@@ -427,7 +432,7 @@ int64_t KvCache::SequenceBytes(SequenceId sequence) const {
 
 int64_t KvCache::HalfBytes(int64_t tokens) const {
   return tokens * impl_->geometry.layers * impl_->geometry.kv_heads *
-         ExactTileBytes(true, impl_->geometry.head_dim, 1);
+         ExactTileBytes(true, impl_->geometry.head_dim, 1, impl_->geometry.latent_dims > 0);
 }
 
 int64_t KvCache::free_tokens() const { return impl_->pool.free_blocks() * kPageTokens; }

@@ -27,6 +27,9 @@ namespace blockgtq {
 
 struct CacheGeometry {
   int layers = 0, kv_heads = 0, head_dim = 0;
+  /// > 0 in a cache of latents (MLA): the last latent_dims of a token's key are its value as well, and
+  /// nothing but the key is stored.
+  int latent_dims = 0;
 };
 
 struct CacheOptions {
@@ -142,9 +145,10 @@ class KvCache {
   friend class SessionCodec;
 };
 
-/// Bytes of an exact tile: K^T [head_dim, tile_tokens], V [tile_tokens, head_dim].
-inline int64_t ExactTileBytes(bool half, int head_dim, int tile_tokens) {
-  return int64_t{2} * head_dim * tile_tokens * (half ? 2 : 4);
+/// Bytes of an exact tile: K^T [head_dim, tile_tokens], V [tile_tokens, head_dim]; of latents: K
+/// [tile_tokens, head_dim] alone.
+inline int64_t ExactTileBytes(bool half, int head_dim, int tile_tokens, bool latents = false) {
+  return int64_t{latents ? 1 : 2} * head_dim * tile_tokens * (half ? 2 : 4);
 }
 
 }  // namespace blockgtq

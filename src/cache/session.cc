@@ -53,14 +53,16 @@ Status CheckHasSessions(const KvCache& cache, const std::string& name) {
 Metadata CacheMetadata(const KvCache& cache) {
   const CacheGeometry& geometry = cache.geometry();
   const CacheOptions& options = cache.options();
-  return {{"kind", std::string(KindName(options.kind))},
-          {"plan", cache.plan() != nullptr ? cache.plan()->Hash() : "none"},
-          {"model", options.model},
-          {"sinks", std::to_string(options.sinks)},
-          {"recent", std::to_string(options.recent)},
-          {"layers", std::to_string(geometry.layers)},
-          {"kv_heads", std::to_string(geometry.kv_heads)},
-          {"head_dim", std::to_string(geometry.head_dim)}};
+  Metadata metadata{{"kind", std::string(KindName(options.kind))},
+                    {"plan", cache.plan() != nullptr ? cache.plan()->Hash() : "none"},
+                    {"model", options.model},
+                    {"sinks", std::to_string(options.sinks)},
+                    {"recent", std::to_string(options.recent)},
+                    {"layers", std::to_string(geometry.layers)},
+                    {"kv_heads", std::to_string(geometry.kv_heads)},
+                    {"head_dim", std::to_string(geometry.head_dim)}};
+  if (geometry.latent_dims > 0) metadata["latent_dims"] = std::to_string(geometry.latent_dims);
+  return metadata;
 }
 
 /// The checksum of a session, its bytes in pieces.
@@ -121,7 +123,9 @@ Status CheckMetadata(const KvCache& cache, const std::string& name, const Metada
     return Status(ErrorCode::kUnsupported, fmt::format("{}: session version {}, this build reads {}", name,
                                                        metadata.find("version")->second, kVersion));
   }
-  for (const char* key : {"kind", "model", "layers", "kv_heads", "head_dim", "plan", "sinks", "recent"}) {
+  for (const char* key :
+       {"kind", "model", "layers", "kv_heads", "head_dim", "latent_dims", "plan", "sinks", "recent"}) {
+    if (!expected.contains(key)) continue;  // latent_dims of other caches
     const std::string& saved = metadata.find(key)->second;
     if (saved == expected[key]) continue;
     return Status(

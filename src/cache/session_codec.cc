@@ -11,18 +11,19 @@ namespace {
 
 int64_t PagesOf(int64_t tokens) { return tokens / kPageTokens + (tokens % kPageTokens != 0); }
 
-// Zeroes every slot outside [first, end) of an exact tile: K^T [head_dim, tile_tokens], V [tile_tokens,
-// head_dim].
-void KeepExactSlots(int64_t element_bytes, int head_dim, int tile_tokens, int64_t first, int64_t end,
-                    std::byte* tile) {
+// Zeroes every slot outside [first, end) of an exact tile (ExactTileBytes).
+void KeepExactSlots(const CacheGeometry& geometry, int64_t element_bytes, int tile_tokens, int64_t first,
+                    int64_t end, std::byte* tile) {
+  const int64_t head_dim = geometry.head_dim;
   const auto zero = [&](int64_t element, int64_t count) {
     std::memset(tile + element * element_bytes, 0, static_cast<size_t>(count * element_bytes));
   };
-  for (int64_t dim = 0; dim < head_dim; ++dim) {
+  const bool latents = geometry.latent_dims > 0;
+  for (int64_t dim = 0; !latents && dim < head_dim; ++dim) {
     zero(dim * tile_tokens, first);
     zero(dim * tile_tokens + end, tile_tokens - end);
   }
-  const int64_t values = int64_t{head_dim} * tile_tokens;
+  const int64_t values = latents ? 0 : head_dim * tile_tokens;
   zero(values, first * head_dim);
   zero(values + end * head_dim, (tile_tokens - end) * head_dim);
 }
@@ -79,7 +80,7 @@ Status SessionCodec::GatherPages(const Sequence& sequence, int layer, std::byte*
     BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out + page * page_bytes,
                                              impl_.pool.Page(layer, sequence.blocks[page]), page_bytes));
   }
-  if (!impl_.packed() && impl_.memory().keys_by_token()) {
+  if (TurnsKeys()) {
     for (int64_t tile = 0; tile < pages * impl_.geometry.kv_heads; ++tile) {
       TransposeKeys(ElementBytes(), kPageTokens, impl_.geometry.head_dim, out + tile * impl_.head_bytes[0]);
     }
@@ -93,7 +94,7 @@ Status SessionCodec::GatherPages(const Sequence& sequence, int layer, std::byte*
       EraseTokens(impl_.layouts[index], impl_.plan->heads[index], used,
                   {last, static_cast<size_t>(impl_.head_bytes[index])});
     } else {
-      KeepExactSlots(ElementBytes(), impl_.geometry.head_dim, kPageTokens, 0, used, last);
+      KeepExactSlots(impl_.geometry, ElementBytes(), kPageTokens, 0, used, last);
     }
   }
   out += pages * page_bytes;
@@ -106,7 +107,7 @@ Status SessionCodec::GatherExact(const Sequence& sequence, int layer, std::byte*
   const auto copy = [&](const std::byte* from, int64_t bytes, int tile_tokens, int64_t first,
                         int64_t end) -> Status {
     BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out, from, bytes));
-    KeepExactSlots(2, impl_.geometry.head_dim, tile_tokens, first, end, out);
+    KeepExactSlots(impl_.geometry, 2, tile_tokens, first, end, out);
     out += bytes;
     return Status::Ok();
   };
@@ -139,7 +140,7 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
   CacheMemory& memory = impl_.memory();
   const KvCache::Impl::TileRange window = impl_.WindowRange(state);
   const int64_t pages = StoredPages(state);
-  const bool transpose = !impl_.packed() && memory.keys_by_token();
+  const bool transpose = TurnsKeys();
   std::vector<std::byte> turned;
   size_t next = 1;  // after the tokens
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {

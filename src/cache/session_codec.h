@@ -43,6 +43,9 @@ class SessionCodec {
   int64_t StoredPages(const SequenceState& state) const;
   Status GatherPages(const Sequence& sequence, int layer, std::byte*& out) const;
   Status GatherExact(const Sequence& sequence, int layer, std::byte*& out) const;
+  bool TurnsKeys() const {
+    return !impl_.packed() && impl_.memory().keys_by_token() && impl_.geometry.latent_dims == 0;
+  }
   int64_t ElementBytes() const { return impl_.options.kind == CacheKind::kFloat ? 4 : 2; }
 
   KvCache::Impl& impl_;

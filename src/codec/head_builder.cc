@@ -60,8 +60,8 @@ Status CheckCalibration(const HeadCalibration& calibration) {
     return Status(ErrorCode::kNonFinite,
                   "calibration statistics have a NaN, infinite or negative entry; check the model's weights");
   }
-  if (calibration.keys.empty() || calibration.keys.size() % dim != 0 || calibration.values.empty() ||
-      calibration.values.size() % dim != 0) {
+  if (calibration.keys.empty() || calibration.keys.size() % dim != 0 ||
+      calibration.values.empty() != (calibration.latent_dims > 0) || calibration.values.size() % dim != 0) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("calibration needs key and value vectors of head dim {}, got {} and {} floats",
                               dim, calibration.keys.size(), calibration.values.size()));

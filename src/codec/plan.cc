@@ -76,7 +76,7 @@ double Plan::bytes_per_token_per_head() const {
 
 std::string Plan::Hash() const {
   PlanHasher hash;
-  hash.Integer(kFormatVersion);
+  hash.Integer(kVersionWithoutLatents);
   hash.Text(model.architecture);
   for (int v : {model.layers, model.heads, model.kv_heads, model.head_dim, model.rotary_dims})
     hash.Integer(v);
@@ -87,6 +87,7 @@ std::string Plan::Hash() const {
   hash.Integer(heads.size());
   for (const HeadPlan& head : heads) {
     hash.Integer(head.head_dim);
+    if (head.latent_dims > 0) hash.Integer(head.latent_dims);
     hash.Integer(static_cast<uint64_t>(head.norm_type));
     hash.Integer(head.groups.size());
     for (const GroupPlan& group : head.groups) hash.Group(group);

@@ -55,14 +55,18 @@ struct GroupPlan {
 /// that the decoded sub-vector has exactly the stored norm ("norm correction": norm = |y_g| sqrt(dims) /
 /// |centroids|, over the true dims). Padding dims have code 0, whatever that decodes to: no query and no
 /// un-rotation reads them.
+///
+/// A head of latents (latent_dims > 0, MLA) has no value of its own: its value is the decoded key's last
+/// latent_dims, so the record holds keys alone, and `value` and value_transform are empty.
 struct HeadPlan {
   int head_dim = 0;
+  int latent_dims = 0;                 // > 0: the last latent_dims of the key are the value
   std::vector<GroupPlan> groups;       // by descending width
   std::vector<float> key_transform;    // T     [P, D]
   std::vector<float> query_transform;  // T^-T  [P, D]
   std::vector<int> mean_units;         // ascending; unit u = frequency blocks [8u, 8u + 8)
   std::vector<float> key_mean;  // mu    [D] pre-RoPE, block order; zero outside mean_units; empty: no mean
-  GroupPlan value;              // one group over all of D
+  GroupPlan value;              // one group over all of D; 0 units for latents
   std::vector<float> value_transform;  // T_v   [P_v, D]
   NormType norm_type = NormType::kLog8;
   Rounding rounding = Rounding::kNearest;
@@ -95,7 +99,9 @@ struct ModelFingerprint {
 };
 
 struct Plan {
-  static constexpr int kFormatVersion = 1;
+  static constexpr int kFormatVersion = 2;          // the newest that is read
+  static constexpr int kVersionWithoutLatents = 1;  // of plans without latent_dims
+  bool has_latents() const { return !heads.empty() && heads.front().latent_dims > 0; }
   std::string recipe;  // a name of the recipe registry
   double k_bits = 0, v_bits = 0;
   uint64_t seed = 0;  // of the rotations

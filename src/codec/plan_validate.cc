@@ -141,6 +141,32 @@ Status CheckMean(const HeadPlan& head) {
   return Status::Ok();
 }
 
+Status CheckValue(const HeadPlan& head) {
+  const int dim = head.head_dim, rows = kUnitDims * head.value_units();
+  BGTQ_RETURN_IF_ERROR(CheckGroup(head.value, head.norm_type, "value group"));
+  if (head.value.first_unit != 0 || head.value.dims != dim) {
+    return Bad(fmt::format("the value group must hold all {} dims from unit 0", dim));
+  }
+  BGTQ_RETURN_IF_ERROR(CheckMatrix(head.value_transform, {&head.value, 1}, rows, dim, "value transform"));
+  if (!AreInverse(head.value_transform, head.value_transform, rows, dim)) {
+    return Bad("the value transform is not orthogonal");
+  }
+  return Status::Ok();
+}
+
+// The rope key's dims and the latent's fill whole units, and no value is stored.
+Status CheckLatent(const HeadPlan& head) {
+  if (head.latent_dims < 0 || head.latent_dims > head.head_dim || head.latent_dims % kUnitDims != 0 ||
+      head.head_dim % kUnitDims != 0) {
+    return Bad(fmt::format("a latent of {} dims does not fit a head of {}, in whole units", head.latent_dims,
+                           head.head_dim));
+  }
+  if (head.value != GroupPlan{} || !head.value_transform.empty()) {
+    return Bad("a head of latents has a value group or transform");
+  }
+  return Status::Ok();
+}
+
 Status CheckHead(const HeadPlan& head, int head_dim) {
   if (head.head_dim != head_dim) {
     return Bad(fmt::format("head dim {} differs from the model's {}", head.head_dim, head_dim));
@@ -152,20 +178,12 @@ Status CheckHead(const HeadPlan& head, int head_dim) {
     return Bad(fmt::format("unknown rounding {}", static_cast<int>(head.rounding)));
   }
   BGTQ_RETURN_IF_ERROR(CheckKeyGroups(head));
-  BGTQ_RETURN_IF_ERROR(CheckGroup(head.value, head.norm_type, "value group"));
-  if (head.value.first_unit != 0 || head.value.dims != head_dim) {
-    return Bad(fmt::format("the value group must hold all {} dims from unit 0", head_dim));
-  }
-  const int rows = kUnitDims * head.key_units(), value_rows = kUnitDims * head.value_units();
-  const std::span<const GroupPlan> value(&head.value, 1);
+  BGTQ_RETURN_IF_ERROR(head.latent_dims != 0 ? CheckLatent(head) : CheckValue(head));
+  const int rows = kUnitDims * head.key_units();
   BGTQ_RETURN_IF_ERROR(CheckMatrix(head.key_transform, head.groups, rows, head_dim, "key transform"));
   BGTQ_RETURN_IF_ERROR(CheckMatrix(head.query_transform, head.groups, rows, head_dim, "query transform"));
-  BGTQ_RETURN_IF_ERROR(CheckMatrix(head.value_transform, value, value_rows, head_dim, "value transform"));
   if (!AreInverse(head.key_transform, head.query_transform, rows, head_dim)) {
     return Bad("the query transform is not the inverse transpose of the key transform");
-  }
-  if (!AreInverse(head.value_transform, head.value_transform, value_rows, head_dim)) {
-    return Bad("the value transform is not orthogonal");
   }
   BGTQ_RETURN_IF_ERROR(CheckMean(head));
   if (!head.score.empty() &&
@@ -210,6 +228,9 @@ Status Plan::Validate() const {
   if (static_cast<int64_t>(heads.size()) != expected) {
     return Bad(fmt::format("plan: {} head plans, expected {} layers x {} KV heads", heads.size(),
                            model.layers, model.kv_heads));
+  }
+  for (const HeadPlan& head : heads) {
+    if (head.latent_dims != heads.front().latent_dims) return Bad("plan: heads differ in their latent dims");
   }
   for (size_t h = 0; h < heads.size(); ++h) {
     const Status status = CheckHead(heads[h], model.head_dim);

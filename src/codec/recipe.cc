@@ -146,6 +146,13 @@ Status CheckInput(const Recipe& recipe, bool calibrated, const SimulationInput& 
                               input.calibration.size(), heads));
   }
   for (const HeadCalibration& calibration : input.calibration) {
+    if (calibration.latent_dims > 0 && recipe.simulate != nullptr) {
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("recipe {}: keeps keys and values apart, and this model's cache has latents that "
+                      "are both (MLA); use one of aligned, paper, uniform",
+                      recipe.name));
+    }
     BGTQ_RETURN_IF_ERROR(CheckCalibration(calibration));
     const int dim = static_cast<int>(calibration.statistics.key_mean.size());
     if (dim != input.rope->config().head_dim) {
@@ -165,8 +172,8 @@ Result<std::vector<std::unique_ptr<const SimulatedHead>>> SimulatePlans(const Re
     for (int kv_head = 0; kv_head < input.kv_heads; ++kv_head) {
       BGTQ_ASSIGN_OR_RETURN(
           const HeadPlan plan,
-          packed.plan_head(input.calibration[static_cast<size_t>(layer) * input.kv_heads + kv_head], options,
-                           layer, kv_head));
+          PlanHead(packed, input.calibration[static_cast<size_t>(layer) * input.kv_heads + kv_head], options,
+                   layer, kv_head));
       heads.push_back(SimulatePlannedHead(plan, input.rope));
     }
   }

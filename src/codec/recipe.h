@@ -28,7 +28,8 @@ enum class CacheKind {
 struct HeadCalibration {
   HeadStatistics statistics;
   std::vector<float> keys;    // [tokens, head_dim] pre-RoPE, block order
-  std::vector<float> values;  // [tokens, head_dim]
+  std::vector<float> values;  // [tokens, head_dim]; empty for latents
+  int latent_dims = 0;        // > 0: the last latent_dims of a key are its value (MLA)
 };
 
 struct RecipeOptions {
@@ -47,7 +48,7 @@ struct Recipe {
   std::string_view name;
   std::string_view summary;  // one line for --help
   CacheKind kind = CacheKind::kPacked;
-  /// Builds one head's plan (kPacked only; nullptr otherwise).
+  /// Builds one head's plan (kPacked only; nullptr otherwise); PlanHead below calls it.
   /// Errors: kInvalidArgument when the bits cannot be honoured (out of range, fractional V) or the
   /// calibration has wrong sizes; kNonFinite when it has NaN or infinite entries.
   Result<HeadPlan> (*plan_head)(const HeadCalibration& calibration, const RecipeOptions& options, int layer,
@@ -61,6 +62,12 @@ struct Recipe {
   double k_bits = 0, v_bits = 0;  // of a format that has one width each; 0: as the options say
   int sinks = -1, recent = -1;    // exact tokens that are part of the method; -1: as for every other recipe
 };
+
+/// One head's plan by a packed recipe. A head of latents is planned in two parts, each with its own groups:
+/// the rope key at k_bits, and the latent at the larger of k_bits and v_bits, since it is key and value.
+/// Errors: those of Recipe::plan_head.
+Result<HeadPlan> PlanHead(const Recipe& recipe, const HeadCalibration& calibration,
+                          const RecipeOptions& options, int layer, int kv_head);
 
 std::span<const Recipe> Recipes();
 /// kNotFound lists the known names.

@@ -116,7 +116,7 @@ RecordLayout RecordLayout::For(const HeadPlan& plan) {
     layout.value_unit.push_back(offset);
   }
   layout.value_norm = offset;
-  offset += norm_bytes;
+  if (plan.value.units > 0) offset += norm_bytes;
   layout.bytes = (offset + 15) / 16 * 16;
   return layout;
 }
@@ -140,7 +140,7 @@ void EraseTokens(const RecordLayout& layout, const HeadPlan& plan, int first_slo
       SetCode(record.data() + layout.value_unit[dim / kUnitDims], plan.value.width,
               ValuePlace(token, dim % kUnitDims), 0);
     }
-    erase_norm(layout.value_norm, token);
+    if (plan.value.units > 0) erase_norm(layout.value_norm, token);
   }
 }
 

@@ -1,6 +1,6 @@
 // The packed record (contract): 64 consecutive tokens of one KV head of one layer.
 //
-//   K units | K norms | V^T units | V norms, size a multiple of 16
+//   K units | K norms | V^T units | V norms, size a multiple of 16; of latents: K units | K norms
 //
 // unit   16 dims x 64 tokens at width b = b planes of 32 words (little-endian): word p of lane l is 32-bit
 //        word p * 32 + l. Lane l = 4 g + tq (g 0..7, tq 0..3) holds 8 quads of 4 codes; a quad is one int8

@@ -227,6 +227,8 @@ Status EncodeKeys(const HeadPlan& plan, const RecordLayout& layout, const RopeTa
 
 Status EncodeValues(const HeadPlan& plan, const RecordLayout& layout, std::span<const float> values,
                     int64_t first_position, std::span<std::byte> record) {
+  if (plan.latent_dims > 0)
+    return Status(ErrorCode::kInvalidArgument, "encode values: a head of latents stores keys alone");
   BGTQ_RETURN_IF_ERROR(CheckInput(plan, layout, values, first_position, record, "values"));
   const int64_t count = static_cast<int64_t>(values.size()) / plan.head_dim;
   for (int64_t t = 0; t < count; ++t) {
@@ -277,17 +279,26 @@ void Attention(const HeadPlan& plan, const RecordLayout& layout, const RopeTable
   }
   const double largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
-  std::vector<double> weighted(kUnitDims * plan.value.units, 0.0);
+  const int key_dims = kUnitDims * plan.key_units();
+  std::vector<double> weighted(plan.latent_dims > 0 ? key_dims : kUnitDims * plan.value.units, 0.0);
   for (int64_t t = begin; t < end; ++t) {
     const double weight = std::exp(logits[t - begin] - largest);
-    const std::vector<double> w =
-        DecodeTransformedValue(plan, layout, records[t / kPageTokens], static_cast<int>(t % kPageTokens));
+    const std::byte* record = records[t / kPageTokens];
+    const int slot = static_cast<int>(t % kPageTokens);
+    const std::vector<double> w = plan.latent_dims > 0 ? DecodeTransformedKey(plan, layout, record, slot)
+                                                       : DecodeTransformedValue(plan, layout, record, slot);
     for (size_t i = 0; i < w.size(); ++i) weighted[i] += weight * w[i];
     sum += weight;
   }
   for (double& w : weighted) w /= sum;
-  const std::vector<double> v = MultiplyTransposed(plan.value_transform, weighted, plan.head_dim);
-  for (int d = 0; d < plan.head_dim; ++d) out[d] = static_cast<float>(v[d]);
+  if (plan.latent_dims > 0) {  // latents do not rotate: their mean is the same at every position
+    const std::vector<double> key = MultiplyTransposed(plan.query_transform, weighted, plan.head_dim);
+    for (int d = plan.head_dim - plan.latent_dims; d < plan.head_dim; ++d)
+      out[d] = static_cast<float>(key[d] + (plan.key_mean.empty() ? 0.0 : double{plan.key_mean[d]}));
+  } else {
+    const std::vector<double> v = MultiplyTransposed(plan.value_transform, weighted, plan.head_dim);
+    for (int d = 0; d < plan.head_dim; ++d) out[d] = static_cast<float>(v[d]);
+  }
   *lse = static_cast<float>(largest + std::log(sum));
 }
 

@@ -40,7 +40,8 @@ void DecodeValue(const HeadPlan& plan, const RecordLayout& layout, std::span<con
 /// query    [head_dim] post-RoPE, block order
 /// records  record of tokens 64 j .. 64 j + 63 at records[j]
 /// scale    1 / sqrt(head_dim)
-/// out      [head_dim]; lse: natural log of the sum of exp(logit). begin == end: out = 0, lse = -infinity
+/// out      [head_dim], of latents zero before the last latent_dims; lse: natural log of the sum of
+/// exp(logit). begin == end: out = 0, lse = -infinity
 void Attention(const HeadPlan& plan, const RecordLayout& layout, const RopeTable& rope, const float* query,
                std::span<const std::byte* const> records, int64_t begin, int64_t end, float scale, float* out,
                float* lse);

@@ -81,6 +81,7 @@ struct CodesScratch::Impl {
   AlignedBuffer<float> norms;    // [groups][64] key norms, [64] log2 of value norms, [64] their inverses
   AlignedBuffer<float> phase;    // cos, sin of the tile's start for the mean's blocks
   AlignedBuffer<float> state;    // a query: running sums and unreduced outputs
+  AlignedBuffer<float> latent_tiles, latent_exact, latent_sums;  // attention_latent.cc
   AlignedBuffer<float> encode;
   AlignedBuffer<uint8_t> encode_codes;
 };
@@ -92,6 +93,10 @@ struct PreparedQueries::Impl {
   AlignedBuffer<float> scale;       // [count][passes][2]: logit = norm * (scale * dot + offset)
   AlignedBuffer<float> mean;        // [count][2][mean_stride]: q* mu, real and imaginary
   AlignedBuffer<float> rotated;     // [count][P] scratch
+  // Of latents (attention_latent.cc), instead of all above but count.
+  AlignedBuffer<float> latent;      // [count][coordinates]
+  std::vector<float> latent_logit;  // [count] what the latent's mean adds to every logit
+  float latent_scale = 1;
 };
 
 }  // namespace blockgtq::cpu

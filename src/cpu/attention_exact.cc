@@ -220,6 +220,23 @@ void WidenTile(const hwy::float16_t* tile, int dim, const TileRange& range, floa
   for (int64_t i = 0; i < 2 * plane; i += kN) hn::StoreU(HalfElement::Load(tile + i), DF(), out + i);
 }
 
+// The same of a tile of latents, rows [step, end) of K [tokens, dim]: K^T and V of `tokens` = kStepTokens
+// tokens.
+template <class E>
+void TurnTile(const typename E::Type* rows, int dim, int count, float* out) {
+  float* values = out + static_cast<int64_t>(dim) * kStepTokens;
+  for (int t = 0; t < count; ++t) {
+    float* row = values + static_cast<int64_t>(t) * dim;
+    for (int d = 0; d < dim; d += kN)
+      hn::StoreU(E::Load(rows + static_cast<int64_t>(t) * dim + d), DF(), row + d);
+  }
+  for (int d = 0; d < dim; ++d) {
+    float* column = out + static_cast<int64_t>(d) * kStepTokens;
+    for (int t = 0; t < count; ++t) column[t] = values[static_cast<int64_t>(t) * dim + d];
+    std::fill(column + count, column + kStepTokens, 0.0f);
+  }
+}
+
 void AttendExactT(const ExactLayout& layout, std::span<const float* const> queries, float scale,
                   std::span<const std::byte* const> tiles, int64_t begin, int64_t end,
                   const QueryBounds& bounds, float* scratch, float* out, float* lse) {
@@ -243,7 +260,18 @@ void AttendExactT(const ExactLayout& layout, std::span<const float* const> queri
     TileRange range = {start, from, to, tokens, 0, 0};
     range.first = static_cast<int>(from - start) / 16 * 16;
     range.last = (static_cast<int>(to - start) + 15) / 16 * 16;
-    if (layout.type == ExactType::kFloat) {
+    if (layout.latents) {
+      const int64_t step = (from - start) / kStepTokens * kStepTokens, first = step * dim;
+      const int rows = static_cast<int>(to - start - step);
+      if (layout.type == ExactType::kFloat) {
+        TurnTile<FloatElement>(reinterpret_cast<const float*>(tile) + first, dim, rows, wide);
+      } else {
+        TurnTile<HalfElement>(reinterpret_cast<const hwy::float16_t*>(tile) + first, dim, rows, wide);
+      }
+      const int at = static_cast<int>(step);
+      const TileRange turned = {start + step, from, to, kStepTokens, range.first - at, range.last - at};
+      AttendBlocks<FloatElement>(wide, dim, turned, scaled, bounds, count, logits, state, state_stride);
+    } else if (layout.type == ExactType::kFloat) {
       AttendBlocks<FloatElement>(reinterpret_cast<const float*>(tile), dim, range, scaled, bounds, count,
                                  logits, state, state_stride);
     } else if (widen) {
@@ -286,6 +314,11 @@ template <typename T, typename F>
 void StoreTile(const ExactLayout& layout, const float* key, const float* value, int slot, T* tile,
                F convert) {
   const int dim = layout.head_dim, tokens = layout.tile_tokens;
+  if (layout.latents) {
+    T* row = tile + static_cast<int64_t>(slot) * dim;
+    for (int d = 0; d < dim; ++d) row[d] = convert(key[d]);
+    return;
+  }
   T* row = tile + static_cast<int64_t>(dim) * tokens + static_cast<int64_t>(slot) * dim;
   for (int d = 0; d < dim; ++d) {
     tile[static_cast<int64_t>(d) * tokens + slot] = convert(key[d]);
@@ -296,6 +329,11 @@ void StoreTile(const ExactLayout& layout, const float* key, const float* value, 
 template <typename T, typename F>
 void LoadTile(const ExactLayout& layout, const T* tile, int slot, float* key, float* value, F convert) {
   const int dim = layout.head_dim, tokens = layout.tile_tokens;
+  if (layout.latents) {
+    const T* row = tile + static_cast<int64_t>(slot) * dim;
+    for (int d = 0; d < dim; ++d) key[d] = convert(row[d]);
+    return;
+  }
   const T* row = tile + static_cast<int64_t>(dim) * tokens + static_cast<int64_t>(slot) * dim;
   for (int d = 0; d < dim; ++d) {
     key[d] = convert(tile[static_cast<int64_t>(d) * tokens + slot]);

@@ -15,17 +15,20 @@ enum class ExactType { kHalf, kFloat };
 
 /// An exact tile holds `tile_tokens` consecutive tokens (a multiple of 16; 64 for pages, fewer for sinks):
 /// K^T [head_dim, tile_tokens] then V [tile_tokens, head_dim], in the element type. K is transposed so that
-/// the kernel runs along tokens without horizontal sums. cache/kv_cache.h allocates tiles; this is their only
-/// reader and writer.
+/// the kernel runs along tokens without horizontal sums. A tile of latents is K [tile_tokens, head_dim],
+/// which is V too: the kernel turns it on its way, once for all queries. cache/kv_cache.h allocates tiles;
+/// this is their only reader and writer.
 struct ExactLayout {
   ExactType type = ExactType::kHalf;
   int head_dim = 0;  // a multiple of 16
   int tile_tokens = 64;
+  bool latents = false;
 };
 
-/// Writes the token of slot `slot` of a tile. key, value: [head_dim].
+/// Writes the token of slot `slot` of a tile. key, value: [head_dim]; latents have no value of their own.
 void StoreExact(const ExactLayout& layout, const float* key, const float* value, int slot, std::byte* tile);
-/// Reads it back (widened): what the encoder takes when a page leaves the window.
+/// Reads it back (widened): what the encoder takes when a page leaves the window. value: untouched for
+/// latents.
 void LoadExact(const ExactLayout& layout, const std::byte* tile, int slot, float* key, float* value);
 
 /// Attends queries [count] to tokens [begin, end): tokens n j .. n j + n - 1 (n = tile_tokens) are at

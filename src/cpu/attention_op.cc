@@ -46,7 +46,9 @@ void AttentionOp::Impl::Rotate(const AttentionCall& call) {
       rope.Apply(q_in->row(row) + h * dim, position, RotatedQuery(row, h));
     for (int h = 0; h < kv_heads; ++h) {
       const float* key = k_in->row(row) + h * dim;
-      if (!Within(key, dim, limit) || !Within(v_in->row(row) + h * dim, dim, limit)) NoteNonFinite(position);
+      const float* value = Value(row, h);
+      if (!Within(key, dim, limit) || (value != nullptr && !Within(value, dim, limit)))
+        NoteNonFinite(position);
       rope.Apply(key, position, RotatedKey(row, h));
     }
   };
@@ -78,9 +80,9 @@ void AttentionOp::Impl::Observe(const AttentionCall& call) {
         rope.ToBlockOrder(q_in->row(row) + h * dim, &q[(i * query_heads + h) * dim]);
       for (int h = 0; h < kv_heads; ++h)
         rope.ToBlockOrder(k_in->row(row) + h * dim, &k[(i * kv_heads + h) * dim]);
-      std::copy_n(v_in->row(row), kv_heads * dim, &v[i * kv_heads * dim]);
+      if (!latents) std::copy_n(v_in->row(row), kv_heads * dim, &v[i * kv_heads * dim]);
     }
-    call.observer->Observe(layer, s.count, q.data(), k.data(), v.data());
+    call.observer->Observe(layer, s.count, q.data(), k.data(), latents ? k.data() : v.data());
   }
 }
 
@@ -89,7 +91,7 @@ AttentionOp::AttentionOp(ThreadPool& pool, KvCache& cache, const LayerRopes& rop
 AttentionOp::~AttentionOp() = default;
 
 Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries, const CpuActivations& keys,
-                        const CpuActivations& values, CpuActivations& out) {
+                        const CpuActivations* values, CpuActivations& out) {
   Impl& m = *impl_;
   m.layer = call.layer;
   m.query_heads = call.heads;
@@ -98,7 +100,7 @@ Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries
   m.window = call.window;
   m.q_in = &queries;
   m.k_in = &keys;
-  m.v_in = &values;
+  m.v_in = values;
   m.out = &out;
   m.bad_position = std::numeric_limits<int64_t>::max();
   const auto check = [&]() -> Status {
@@ -114,8 +116,7 @@ Status AttentionOp::Run(const AttentionCall& call, const CpuActivations& queries
   BGTQ_RETURN_IF_ERROR(check());
   if (call.observer != nullptr) m.Observe(call);
   SegmentPlan plan = PlanSegments(m.cache, call.slices);
-  m.chunk.resize(
-      static_cast<size_t>(plan.chunk_tiles * m.kv_heads * ExactTileBytes(true, m.dim, kPageTokens)));
+  m.chunk.resize(static_cast<size_t>(plan.chunk_tiles * m.kv_heads * m.WindowTileBytes()));
 
   for (size_t step = 0;; ++step) {  // segment `step` of every slice
     std::vector<Segment*> wave;

@@ -16,10 +16,10 @@ class AttentionOp {
   AttentionOp(ThreadPool& pool, KvCache& cache, const LayerRopes& ropes);
   ~AttentionOp();
 
-  /// The operation of Backend::Attention. queries [rows, heads * D], keys and values [rows, kv_heads * D],
-  /// out [rows, heads * D]; D = head_dim.
+  /// The operation of Backend::Attention. queries [rows, heads * D], keys and values [rows, kv_heads * D]
+  /// (values null in a cache of latents), out [rows, heads * D]; D = head_dim.
   Status Run(const AttentionCall& call, const CpuActivations& queries, const CpuActivations& keys,
-             const CpuActivations& values, CpuActivations& out);
+             const CpuActivations* values, CpuActivations& out);
 
  private:
   struct Impl;

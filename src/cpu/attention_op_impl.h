@@ -52,11 +52,12 @@ struct AttentionOp::Impl {
     const CacheGeometry& g = cache.geometry();
     dim = g.head_dim;
     kv_heads = g.kv_heads;
+    latents = g.latent_dims > 0;
     packed = cache.options().kind == CacheKind::kPacked;
     simulated = cache.options().kind == CacheKind::kSimulated;
     tile_layout = {cache.options().kind == CacheKind::kFloat ? ExactType::kFloat : ExactType::kHalf, dim,
-                   kPageTokens};
-    sink_layout = {ExactType::kHalf, dim, has_codes() ? cache.sink_tile_tokens() : 0};
+                   kPageTokens, latents};
+    sink_layout = {ExactType::kHalf, dim, has_codes() ? cache.sink_tile_tokens() : 0, latents};
     if (packed) {
       heads.reserve(cache.plan()->heads.size());
       for (size_t h = 0; h < cache.plan()->heads.size(); ++h) {
@@ -73,6 +74,9 @@ struct AttentionOp::Impl {
   RopeTable& rope() { return RopeOf(layer); }
   float* RotatedQuery(int64_t row, int h) { return &q_rot[(row * query_heads + h) * dim]; }
   float* RotatedKey(int64_t row, int h) { return &k_rot[(row * kv_heads + h) * dim]; }
+  /// Null for latents.
+  const float* Value(int64_t row, int h) const { return latents ? nullptr : v_in->row(row) + h * dim; }
+  int64_t WindowTileBytes() const { return ExactTileBytes(true, dim, kPageTokens, latents); }
 
   void Rotate(const AttentionCall& call);
   void Observe(const AttentionCall& call);
@@ -88,6 +92,7 @@ struct AttentionOp::Impl {
   void AttendTaskCodes(const AttentionTask& task, int64_t rows, AttentionWorker& w);
   void RunTask(const AttentionTask& task, AttentionWorker& w);
   void MergeSplitTasks();
+  void WriteOutput(const float* from, int64_t row, int h);
   void EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end, AttentionWorker& w);
   void EncodeTile(const Segment& s, int kv_head, int64_t begin, int64_t end, AttentionWorker& w);
   void Encode(const Segment& s, int kv_head, int64_t begin, int64_t end, const float* keys,
@@ -108,14 +113,14 @@ struct AttentionOp::Impl {
   std::vector<PackedHead> heads;
   std::vector<AttentionWorker> workers;
   int dim = 0, kv_heads = 0;
-  bool packed = false, simulated = false;
+  bool packed = false, simulated = false, latents = false;
   ExactLayout tile_layout, sink_layout;
 
   // State of the call in progress.
   int layer = 0, query_heads = 0, group = 0;
   float scale = 1;
   int64_t window = 0;
-  const CpuActivations *q_in = nullptr, *k_in = nullptr, *v_in = nullptr;
+  const CpuActivations *q_in = nullptr, *k_in = nullptr, *v_in = nullptr;  // v_in: null for latents
   CpuActivations* out = nullptr;
   std::atomic<int64_t> bad_position{0};
   std::vector<std::pair<const BatchSlice*, int64_t>> rotations;  // the rows of a call: slice, row in it

@@ -7,7 +7,7 @@ namespace blockgtq::cpu {
 
 std::byte* SimulatedCodes::Original(int64_t page) {
   return cache_.PageHead(sequence_, layer_, kv_head_, page) +
-         ExactTileBytes(false, cache_.geometry().head_dim, kPageTokens);
+         ExactTileBytes(false, cache_.geometry().head_dim, kPageTokens, cache_.geometry().latent_dims > 0);
 }
 
 void SimulatedCodes::Place(int64_t begin, int64_t end, const float* keys, const float* values,
@@ -15,8 +15,8 @@ void SimulatedCodes::Place(int64_t begin, int64_t end, const float* keys, const 
   const ExactLayout layout = Layout(cache_);
   std::byte* tile = Original(begin / kPageTokens);
   for (int64_t t = begin; t < end; ++t) {
-    StoreExact(layout, keys + (t - begin) * stride, values + (t - begin) * stride,
-               static_cast<int>(t % kPageTokens), tile);
+    const float* value = layout.latents ? nullptr : values + (t - begin) * stride;
+    StoreExact(layout, keys + (t - begin) * stride, value, static_cast<int>(t % kPageTokens), tile);
   }
 }
 
@@ -38,7 +38,7 @@ void SimulatedCodes::Encode(int64_t begin, int64_t end, Scratch& scratch) {
   load(begin, end, scratch.keys);
   scratch.values.resize(scratch.keys.size());
   head.RoundTripKeys(scratch.before, scratch.keys, begin);
-  head.RoundTripValues(scratch.values, begin);
+  if (!layout.latents) head.RoundTripValues(scratch.values, begin);
   std::byte* tile = cache_.PageHead(sequence_, layer_, kv_head_, begin / kPageTokens);
   for (int64_t t = begin; t < end; ++t) {
     const size_t at = static_cast<size_t>((t - begin) * dim);

@@ -16,7 +16,8 @@ class SimulatedCodes {
       : cache_(cache), sequence_(sequence), layer_(layer), kv_head_(kv_head) {}
 
   static ExactLayout Layout(const KvCache& cache) {
-    return {ExactType::kFloat, cache.geometry().head_dim, kPageTokens};
+    const CacheGeometry& geometry = cache.geometry();
+    return {ExactType::kFloat, geometry.head_dim, kPageTokens, geometry.latent_dims > 0};
   }
 
   struct Scratch {
@@ -24,7 +25,7 @@ class SimulatedCodes {
   };
 
   /// First step of encoding: keeps tokens [begin, end) of one page as they are. keys, values: rows of
-  /// [head_dim], `stride` floats apart.
+  /// [head_dim], `stride` floats apart; latents have no values.
   void Place(int64_t begin, int64_t end, const float* keys, const float* values, int64_t stride);
   /// Second step, once every token up to `end` is in its place: tokens [begin, end) of one page become what
   /// their codes read as.

@@ -11,14 +11,14 @@ std::byte* AttentionOp::Impl::ExactTile(const Segment& s, int kv_head, int64_t t
   if (!has_codes()) return cache.PageHead(s.slice->sequence, layer, kv_head, tile);
   if (!s.chunk_tiles) return cache.WindowTile(s.slice->sequence, layer, kv_head, tile);
   const int64_t index = s.chunk_offset + (tile - s.coded / kPageTokens);
-  return chunk.data() + (index * kv_heads + kv_head) * ExactTileBytes(true, dim, kPageTokens);
+  return chunk.data() + (index * kv_heads + kv_head) * WindowTileBytes();
 }
 
 /// Encodes tokens [begin, end) of one page from the segment's own rows.
 void AttentionOp::Impl::EncodeRows(const Segment& s, int kv_head, int64_t begin, int64_t end,
                                    AttentionWorker& w) {
   const int64_t row = s.slice->first_row + s.first + (begin - s.position), stride = int64_t{kv_heads} * dim;
-  Encode(s, kv_head, begin, end, RotatedKey(row, kv_head), v_in->row(row) + kv_head * dim, stride, w);
+  Encode(s, kv_head, begin, end, RotatedKey(row, kv_head), Value(row, kv_head), stride, w);
 }
 
 /// Encodes tokens [begin, end) of one page from its exact tile.
@@ -43,7 +43,7 @@ void AttentionOp::Impl::Encode(const Segment& s, int kv_head, int64_t begin, int
   std::byte* record = cache.PageHead(s.slice->sequence, layer, kv_head, begin / kPageTokens);
   const int count = static_cast<int>(end - begin);
   if (!EncodeKeys(head(kv_head), rope(), keys, stride, count, begin, w.codes, record) ||
-      !EncodeValues(head(kv_head), values, stride, count, begin, w.codes, record)) {
+      (!latents && !EncodeValues(head(kv_head), values, stride, count, begin, w.codes, record))) {
     NoteNonFinite(begin);
   }
 }
@@ -76,7 +76,7 @@ void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t row = s.slice->first_row + s.first + (t - s.position);
       const float* key = RotatedKey(row, kv_head);
-      const float* value = v_in->row(row) + kv_head * dim;
+      const float* value = Value(row, kv_head);
       if (tile != nullptr) StoreExact(tile_layout, key, value, static_cast<int>(t % kPageTokens), tile);
       if (has_codes() && t < cache.options().sinks) {
         StoreExact(sink_layout, key, value, static_cast<int>(t),
@@ -140,7 +140,7 @@ void AttentionOp::Impl::Flush(const std::vector<Segment*>& wave) {
       EncodeTile(s, kv_head, begin, end, w);
     }
     if (s.chunk_tiles && cache.options().recent > 0 && (page + 1) * kPageTokens > s.coded_after) {
-      std::copy_n(ExactTile(s, kv_head, page), ExactTileBytes(true, dim, kPageTokens),
+      std::copy_n(ExactTile(s, kv_head, page), WindowTileBytes(),
                   cache.WindowTile(s.slice->sequence, layer, kv_head, page));
     }
   });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "src/cpu/attention_latent.h"
 #include "src/cpu/attention_op_impl.h"
 
 namespace blockgtq::cpu {
@@ -11,20 +12,10 @@ namespace {
 
 constexpr int64_t kQueryBlock =
     32;  // prompt tokens a task: an unpacked tile serves 32 * (heads / kv_heads) queries
-constexpr int64_t kMinSplitTokens = 512;  // a decode task reads at least this many tokens
-constexpr int64_t kTasksPerThread = 8;    // decode tasks a thread, so that a late thread costs little
-
-/// Adds a part to a running softmax-weighted mean: out [rows, dim], lse [rows].
-void MergePart(int64_t rows, int dim, const float* part, const float* part_lse, float* out, float* lse) {
-  for (int64_t r = 0; r < rows; ++r) {
-    if (part_lse[r] == kNoTokens) continue;
-    const float top = std::max(lse[r], part_lse[r]);
-    const float a = lse[r] == kNoTokens ? 0.0f : std::exp(lse[r] - top), b = std::exp(part_lse[r] - top);
-    const float scale_a = a / (a + b), scale_b = b / (a + b);
-    for (int d = 0; d < dim; ++d) out[r * dim + d] = scale_a * out[r * dim + d] + scale_b * part[r * dim + d];
-    lse[r] = top + std::log(a + b);
-  }
-}
+constexpr int64_t kMostQueryRows = 512;    // a block's tokens times heads: what scratch is sized by
+constexpr int64_t kMinSplitTokens = 512;   // a decode task reads at least this many tokens,
+constexpr int64_t kMinSplitLatents = 128;  // of latents, whose tokens take longer and serve every head
+constexpr int64_t kTasksPerThread = 8;     // decode tasks a thread, so that a late thread costs little
 
 }  // namespace
 
@@ -48,14 +39,16 @@ void AttentionOp::Impl::MakeTasks(const std::vector<Segment*>& wave) {
     // Where a sequence is cut does not depend on what else is in the batch: its sums are then the same, to
     // the bit, alone and among others.
     const int64_t wanted = kTasksPerThread * pool.threads() / kv_heads + 1;
+    const int64_t least = latents ? kMinSplitLatents : kMinSplitTokens;
     const int64_t splits =
-        s->count > 1 ? 1 : std::clamp<int64_t>(std::min(wanted, length / kMinSplitTokens), 1, wanted);
+        s->count > 1 ? 1 : std::clamp<int64_t>(std::min(wanted, length / least), 1, wanted);
+    const int64_t block = std::clamp<int64_t>(kMostQueryRows / group, 1, kQueryBlock);
     for (int h = 0; h < kv_heads; ++h) {
-      for (int64_t first = 0; first < s->count; first += kQueryBlock) {
+      for (int64_t first = 0; first < s->count; first += block) {
         AttentionTask task = whole;
         task.kv_head = h;
         task.first = first;
-        task.count = std::min(kQueryBlock, s->count - first);
+        task.count = std::min(block, s->count - first);
         task.exact_end = std::min(task.exact_end, s->position + first + task.count);
         if (s->sees_own_codes) task.code_end = std::min(task.code_end, s->position + first + task.count);
         if (s->sees_own_codes) task.exact_begin = task.exact_end = 0;
@@ -115,7 +108,8 @@ void AttentionOp::Impl::PrepareSplitQueries() {
   pool.Run(static_cast<int64_t>(firsts.size()), [&](int64_t i, int worker) {
     AttentionWorker& w = workers[worker];
     PointAtQueries(*firsts[i], w);
-    PrepareQueries(head(firsts[i]->kv_head), w.queries, scale, split_queries[i]);
+    const auto prepare = latents ? PrepareLatentQueries : PrepareQueries;
+    prepare(head(firsts[i]->kv_head), w.queries, scale, split_queries[i]);
   });
 }
 
@@ -138,6 +132,13 @@ void AttentionOp::Impl::AttendTaskCodes(const AttentionTask& task, int64_t rows,
     return;
   }
   const PackedHead& packed_head = head(task.kv_head);
+  if (latents) {
+    if (task.prepared < 0) PrepareLatentQueries(packed_head, w.queries, scale, w.prepared);
+    AttendLatents(packed_head, task.prepared < 0 ? w.prepared : split_queries[task.prepared],
+                  static_cast<int>(rows), w.tiles, task.code_begin, task.code_end, bounds, rope(), w.codes,
+                  w.out.data(), w.lse.data());
+    return;
+  }
   w.rotated.resize(static_cast<size_t>(rows) * packed_head.value_dims);
   if (task.prepared < 0) PrepareQueries(packed_head, w.queries, scale, w.prepared);
   AttendCodes(packed_head, task.prepared < 0 ? w.prepared : split_queries[task.prepared], 0,
@@ -146,6 +147,14 @@ void AttentionOp::Impl::AttendTaskCodes(const AttentionTask& task, int64_t rows,
   for (int64_t r = 0; r < rows; ++r) {
     UnrotateValue(packed_head, &w.rotated[r * packed_head.value_dims], &w.out[r * dim]);
   }
+}
+
+/// One head's output; a latent's, without the mean of the rope keys that came with it.
+void AttentionOp::Impl::WriteOutput(const float* from, int64_t row, int h) {
+  float* to = out->row(row) + int64_t{h} * dim;
+  const int unused = latents ? dim - cache.geometry().latent_dims : 0;
+  std::fill_n(to, unused, 0.0f);
+  std::copy_n(from + unused, dim - unused, to + unused);
 }
 
 void AttentionOp::Impl::RunTask(const AttentionTask& task, AttentionWorker& w) {
@@ -190,8 +199,7 @@ void AttentionOp::Impl::RunTask(const AttentionTask& task, AttentionWorker& w) {
     return;
   }
   for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(&w.out[i * dim], dim,
-                out->row(first_row + i / group) + (task.kv_head * group + i % group) * dim);
+    WriteOutput(&w.out[i * dim], first_row + i / group, task.kv_head * group + static_cast<int>(i % group));
   }
 }
 
@@ -208,7 +216,8 @@ void AttentionOp::Impl::MergeSplitTasks() {
       MergePart(rows, dim, &parts[tasks[j].part * dim], &parts_lse[tasks[j].part], sum, lse);
     }
     const int64_t row = first.segment->slice->first_row + first.segment->first + first.first;
-    std::copy_n(sum, rows * dim, out->row(row) + first.kv_head * group * dim);
+    for (int64_t r = 0; r < rows; ++r)  // of one token
+      WriteOutput(sum + r * dim, row, first.kv_head * group + static_cast<int>(r));
     i = j - 1;
   }
 }

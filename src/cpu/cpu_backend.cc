@@ -211,9 +211,33 @@ class CpuBackend : public Backend {
     return Status::Ok();
   }
 
+  Status CopyHeads(const Activations& x, const HeadColumns& from, int heads, int64_t rows, Activations& y,
+                   const HeadColumns& to) override {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int h = 0; h < heads; ++h) {
+        std::memcpy(Cast(y).row(r) + h * to.stride + to.first, Cast(x).row(r) + h * from.stride + from.first,
+                    sizeof(float) * static_cast<size_t>(to.width));
+      }
+    }
+    return Status::Ok();
+  }
+
+  Status MatMulHeads(std::span<const Weight* const> weights, const Activations& x, const HeadColumns& from,
+                     int64_t rows, Activations& y, const HeadColumns& to) override {
+    for (size_t h = 0; h < weights.size(); ++h) {
+      const auto head = static_cast<int64_t>(h);
+      const MatMulOutput output{Cast(*weights[h]).view(), nullptr,
+                                Cast(y).row(0) + head * to.stride + to.first, y.cols(), false};
+      cpu::MatMul(pool_, mode_, {&output, 1}, Cast(x).row(0) + head * from.stride + from.first, rows,
+                  x.cols(), scratch_);
+    }
+    return Status::Ok();
+  }
+
   Status Attention(const AttentionCall& call) override {
     return static_cast<CpuCacheBinding*>(call.cache)
-        ->op.Run(call, Cast(*call.queries), Cast(*call.keys), Cast(*call.values), Cast(*call.out));
+        ->op.Run(call, Cast(*call.queries), Cast(*call.keys),
+                 call.values != nullptr ? &Cast(*call.values) : nullptr, Cast(*call.out));
   }
 
   void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {

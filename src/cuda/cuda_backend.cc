@@ -39,6 +39,8 @@ const CudaWeight& Cast(const Weight& weight) { return static_cast<const CudaWeig
 CudaActivations& Cast(Activations& x) { return static_cast<CudaActivations&>(x); }
 const CudaActivations& Cast(const Activations& x) { return static_cast<const CudaActivations&>(x); }
 
+double Gib(double bytes) { return bytes / (1 << 30); }
+
 class CudaBackend;
 
 struct CudaCacheBinding : CacheBinding {
@@ -66,6 +68,20 @@ class CudaBackend : public Backend {
     return info.ok() ? info->total - info->free : 0;
   }
 
+  Status CheckRoom(int64_t matrix_elements, int64_t vector_elements, const std::string& what) const override {
+    BGTQ_ASSIGN_OR_RETURN(const DeviceMemoryInfo info, ReadDeviceMemory());
+    const int64_t room = info.free / static_cast<int64_t>(sizeof(uint16_t));  // in halves
+    if (matrix_elements <= room && vector_elements <= (room - matrix_elements) / 2) return Status::Ok();
+    return Status(
+        ErrorCode::kOutOfMemory,
+        fmt::format(
+            "{}: its weights in fp16 need {:.1f} GiB of GPU memory; {:.1f} of {:.1f} are free. "
+            "Use a smaller model, or --device cpu",
+            what,
+            Gib(2.0 * static_cast<double>(matrix_elements) + 4.0 * static_cast<double>(vector_elements)),
+            Gib(static_cast<double>(info.free)), Gib(static_cast<double>(info.total))));
+  }
+
   Result<std::unique_ptr<Weight>> LoadMatrix(const TensorView& tensor, const std::string& name) override {
     BGTQ_ASSIGN_OR_RETURN(DeviceBuffer buffer, uploader_->Matrix(tensor, name));
     return std::unique_ptr<Weight>(new CudaWeight(std::move(buffer), tensor.rows, tensor.cols));
@@ -83,12 +99,14 @@ class CudaBackend : public Backend {
   int64_t prompt_batch() const override { return kPromptBatch; }
 
   bool Has(Operation operation) const override {
-    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer;
+    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer &&
+           operation != Operation::kLatentAttention;
   }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
-    if (ropes.configs.size() > 1) {
-      const Operation needed = Operation::kRopesByLayer;
+    const bool latents = cache.geometry().latent_dims > 0;
+    if (ropes.configs.size() > 1 || latents) {
+      const Operation needed = latents ? Operation::kLatentAttention : Operation::kRopesByLayer;
       return RequireOperations(*this, {&needed, 1}, "this model");
     }
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,
@@ -298,8 +316,8 @@ class CudaBackend : public Backend {
       : device_(std::move(device)),
         memory_(*device_),
         graphs_(*device_),
-        experts_(*device_),
-        matmul_(device_->limits().processors) {}
+        matmul_(device_->limits().processors),
+        experts_(*device_) {}
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;

@@ -21,7 +21,8 @@ class HeadCollector : public AttentionObserver {
     vectors_.resize(heads);
     for (HeadCalibration& v : vectors_) {
       v.keys.reserve(static_cast<size_t>(tokens) * config.head_dim);
-      v.values.reserve(static_cast<size_t>(tokens) * config.head_dim);
+      v.latent_dims = config.latent.rank;
+      if (v.latent_dims == 0) v.values.reserve(static_cast<size_t>(tokens) * config.head_dim);
     }
   }
 
@@ -39,7 +40,7 @@ class HeadCollector : public AttentionObserver {
         }
         accumulators_[head].AddKey(key);
         v.keys.insert(v.keys.end(), key, key + dim);
-        v.values.insert(v.values.end(), value, value + dim);
+        if (v.latent_dims == 0) v.values.insert(v.values.end(), value, value + dim);
       }
     }
   }
@@ -109,7 +110,7 @@ Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration>
   for (size_t i = 0; i < measured.size(); ++i) {
     const int layer = static_cast<int>(i) / plan.model.kv_heads,
               kv_head = static_cast<int>(i) % plan.model.kv_heads;
-    Result<HeadPlan> head = recipe->plan_head(measured[i], bits, layer, kv_head);
+    Result<HeadPlan> head = PlanHead(*recipe, measured[i], bits, layer, kv_head);
     if (!head.ok()) return head.status().WithContext(fmt::format("layer {} KV head {}", layer, kv_head));
     plan.heads.push_back(std::move(head).value());
   }
@@ -154,8 +155,10 @@ Status CheckRecipeBits(const LoadedModel& model, const Recipe& recipe, const Rec
     sample.keys.insert(sample.keys.end(), x.begin(), x.end());
     sample.values.insert(sample.values.end(), x.begin(), x.end());
   }
+  sample.latent_dims = model.config().latent.rank;
+  if (sample.latent_dims > 0) sample.values.clear();
   sample.statistics = accumulator.Finish();
-  if (recipe.plan_head != nullptr) return recipe.plan_head(sample, bits, 0, 0).status();
+  if (recipe.plan_head != nullptr) return PlanHead(recipe, sample, bits, 0, 0).status();
   return Simulate(recipe, {1, 1, std::make_shared<RopeTable>(model.config().rope), {&sample, 1}}, bits)
       .status();
 }

@@ -1,8 +1,6 @@
 // See generator.h.
 #include "src/engine/generator.h"
 
-#include <chrono>
-
 namespace blockgtq {
 namespace {
 
@@ -14,71 +12,112 @@ double MillisecondsSince(Clock::time_point start) {
 
 }  // namespace
 
-Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vector<Token>& history,
-                                std::span<const Token> prompt, const GenerateOptions& options) {
+bool RunningText::Stopped() const {
+  return options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed);
+}
+
+void RunningText::End(StopReason reason) {
+  running_ = false;
+  result_.reason = reason;
+  result_.decode_ms = MillisecondsSince(decode_start_);
+}
+
+void RunningText::Take(Context& context, Token token) {
+  if (!options_.ignore_end && context.model().tokenizer().IsEndOfGeneration(token)) {
+    return End(StopReason::kEnd);
+  }
+  result_.tokens.push_back(token);
+  history_.push_back(token);
+  if (options_.on_piece) options_.on_piece(context.model().tokenizer().Piece(token));
+  if (static_cast<int64_t>(result_.tokens.size()) >= options_.max_new_tokens) return End(StopReason::kLimit);
+  const int64_t length = context.cache().state(sequence_).length;
+  if ((options_.context_tokens > 0 && length >= options_.context_tokens) ||
+      !context.cache().Reserve(sequence_, 1).ok()) {  // no room for one more
+    End(StopReason::kContextFull);
+  }
+}
+
+/// Draws the next token of each from its row of the last pass: greedy ones together, which spares their
+/// logits the way to the host.
+Status RunningText::Draw(Context& context, std::span<RunningText* const> all, std::span<const int64_t> rows) {
+  std::vector<RunningText*> greedy, sampled;
+  std::vector<int64_t> greedy_rows, sampled_rows;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool is_greedy = all[i]->options_.sampler.greedy();
+    if (all[i]->Stopped()) {
+      all[i]->End(StopReason::kCancelled);
+    } else if (all[i]->options_.max_new_tokens <= 0) {
+      all[i]->End(StopReason::kLimit);
+    } else {
+      (is_greedy ? greedy : sampled).push_back(all[i]);
+      (is_greedy ? greedy_rows : sampled_rows).push_back(rows[i]);
+    }
+  }
+  if (!greedy.empty()) {
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const Token> chosen, context.GreedyTokens(greedy_rows));
+    for (size_t i = 0; i < greedy.size(); ++i) greedy[i]->Take(context, chosen[i]);
+  }
+  if (!sampled.empty()) {
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context.Logits(sampled_rows));
+    const size_t vocabulary = logits.size() / sampled.size();
+    for (size_t i = 0; i < sampled.size(); ++i) {
+      RunningText& g = *sampled[i];
+      BGTQ_ASSIGN_OR_RETURN(const Token token,
+                            g.sampler_.Sample(logits.subspan(i * vocabulary, vocabulary), g.history_));
+      g.Take(context, token);
+    }
+  }
+  return Status::Ok();
+}
+
+Status GenerateBegin(Context& context, RunningText& g, std::span<const Token> prompt) {
   if (prompt.empty())
     return Status(ErrorCode::kInvalidArgument, "the prompt is empty: there is nothing to continue");
-  BGTQ_RETURN_IF_ERROR(options.sampler.Validate());
-  const Tokenizer& tokenizer = context.model().tokenizer();
-  const auto stopped = [&] {
-    return options.stop != nullptr && options.stop->load(std::memory_order_relaxed);
-  };
-  GenerateResult result;
+  BGTQ_RETURN_IF_ERROR(g.options_.sampler.Validate());
   const Clock::time_point prompt_start = Clock::now();
   int64_t last_row = 0;
-  const Status prompt_status = context.Append(
-      sequence, prompt, {.strict = options.strict},
+  const Status status = context.Append(
+      g.sequence_, prompt, {.strict = g.options_.strict},
       [&](int64_t first, int64_t rows) {
-        result.prompt_tokens = first + rows;
+        g.result_.prompt_tokens = first + rows;
         last_row = rows - 1;
-        if (options.on_prompt) options.on_prompt(result.prompt_tokens);
-        return stopped() ? Status(ErrorCode::kCancelled, "stopped") : Status::Ok();
+        if (g.options_.on_prompt) g.options_.on_prompt(g.result_.prompt_tokens);
+        return g.Stopped() ? Status(ErrorCode::kCancelled, "stopped") : Status::Ok();
       },
-      options.batch);
-  history.insert(history.end(), prompt.begin(), prompt.begin() + result.prompt_tokens);
-  result.prompt_ms = MillisecondsSince(prompt_start);
-  if (prompt_status.code() == ErrorCode::kCancelled) {
-    result.reason = StopReason::kCancelled;
-    return result;
+      g.options_.batch);
+  g.history_.insert(g.history_.end(), prompt.begin(), prompt.begin() + g.result_.prompt_tokens);
+  g.result_.prompt_ms = MillisecondsSince(prompt_start);
+  g.decode_start_ = Clock::now();
+  if (status.code() == ErrorCode::kCancelled) {
+    g.End(StopReason::kCancelled);
+    return Status::Ok();
   }
-  BGTQ_RETURN_IF_ERROR(prompt_status);
+  BGTQ_RETURN_IF_ERROR(status);
+  g.running_ = true;
+  RunningText* const one = &g;
+  return RunningText::Draw(context, {&one, 1}, {&last_row, 1});
+}
 
-  Sampler sampler(options.sampler);
-  const Clock::time_point decode_start = Clock::now();
-  while (static_cast<int64_t>(result.tokens.size()) < options.max_new_tokens) {
-    if (stopped()) {
-      result.reason = StopReason::kCancelled;
-      break;
-    }
-    Token token = 0;
-    if (options.sampler.greedy()) {
-      BGTQ_ASSIGN_OR_RETURN(const std::span<const Token> chosen, context.GreedyTokens({&last_row, 1}));
-      token = chosen[0];
-    } else {
-      BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context.Logits({&last_row, 1}));
-      BGTQ_ASSIGN_OR_RETURN(token, sampler.Sample(logits, history));
-    }
-    if (!options.ignore_end && tokenizer.IsEndOfGeneration(token)) {
-      result.reason = StopReason::kEnd;
-      break;
-    }
-    result.tokens.push_back(token);
-    history.push_back(token);
-    if (options.on_piece) options.on_piece(tokenizer.Piece(token));
-    if (static_cast<int64_t>(result.tokens.size()) == options.max_new_tokens) break;
-    const int64_t length = context.cache().state(sequence).length;
-    if ((options.context_tokens > 0 && length >= options.context_tokens) ||
-        !context.cache().Reserve(sequence, 1).ok()) {  // no room for one more
-      result.reason = StopReason::kContextFull;
-      break;
-    }
-    const SequenceTokens item{sequence, {&token, 1}};
-    BGTQ_RETURN_IF_ERROR(context.Run({&item, 1}));
-    last_row = 0;
-    ++result.decoded;
+Status GenerateStep(Context& context, std::span<RunningText* const> all) {
+  std::vector<SequenceTokens> items;
+  std::vector<int64_t> rows;
+  for (RunningText* g : all) {
+    rows.push_back(static_cast<int64_t>(items.size()));
+    items.push_back({g->sequence_, {&g->history_.back(), 1}});
   }
-  result.decode_ms = MillisecondsSince(decode_start);
-  return result;
+  BGTQ_RETURN_IF_ERROR(context.Run(items));
+  for (RunningText* g : all) ++g->result_.decoded;
+  return RunningText::Draw(context, all, rows);
+}
+
+Result<GenerateResult> Generate(Context& context, SequenceId sequence, std::vector<Token>& history,
+                                std::span<const Token> prompt, const GenerateOptions& options) {
+  RunningText generation(sequence, history, options);
+  RunningText* const one = &generation;
+  Status status = GenerateBegin(context, generation, prompt);
+  while (status.ok() && generation.running()) status = GenerateStep(context, {&one, 1});
+  if (!status.ok()) return status;
+  return generation.result();
 }
 
 Status StorePending(Context& context, SequenceId sequence, std::vector<Token>& history) {

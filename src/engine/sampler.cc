@@ -19,11 +19,17 @@ Status SamplerOptions::Validate() const {
   if (!(min_p >= 0 && min_p <= 1)) return bad("--min-p", min_p, "in [0, 1]");
   if (!(repeat_penalty > 0) || !std::isfinite(repeat_penalty))
     return bad("--repeat-penalty", repeat_penalty, "> 0");
+  if (!std::isfinite(frequency_penalty)) return bad("frequency penalty", frequency_penalty, "a number");
+  if (!std::isfinite(presence_penalty)) return bad("presence penalty", presence_penalty, "a number");
+  for (const auto& [token, bias] : logit_bias) {
+    if (!std::isfinite(bias)) return bad("logit bias", bias, "a number");
+  }
   if (repeat_last_n < 0) return bad("--repeat-last-n", repeat_last_n, ">= 0");
   return Status::Ok();
 }
 
-Result<Token> Sampler::Sample(std::span<const float> logits, std::span<const Token> history) {
+Result<Token> Sampler::Sample(std::span<const float> logits, std::span<const Token> history,
+                              const TokenFilter* filter) {
   candidates_.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
     if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
@@ -33,19 +39,44 @@ Result<Token> Sampler::Sample(std::span<const float> logits, std::span<const Tok
     }
     candidates_[i] = {static_cast<Token>(i), logits[i], 0};
   }
-  if (options_.repeat_penalty != 1.0f) {
-    std::vector<Token> recent(
-        history.end() - static_cast<int64_t>(
-                            std::min<size_t>(history.size(), static_cast<size_t>(options_.repeat_last_n))),
-        history.end());
-    std::sort(recent.begin(), recent.end());
-    recent.erase(std::unique(recent.begin(), recent.end()), recent.end());
-    for (Token token : recent) {
-      if (token < 0 || static_cast<size_t>(token) >= candidates_.size()) continue;
-      float& logit = candidates_[static_cast<size_t>(token)].logit;
-      logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
+  Adjust(history);
+  if (filter != nullptr) {
+    std::erase_if(candidates_, [&](const Candidate& c) { return !filter->Allows(c.token); });
+    if (candidates_.empty()) {
+      return Status(ErrorCode::kUnsupported,
+                    "no token of the model's vocabulary can come next in the form that the answer must have");
     }
   }
+  const Token token = Draw();
+  if (options_.frequency_penalty != 0 || options_.presence_penalty != 0) ++drawn_[token];
+  return token;
+}
+
+void Sampler::Adjust(std::span<const Token> history) {
+  const auto logit_of = [&](Token token) -> float* {
+    const bool known = token >= 0 && static_cast<size_t>(token) < candidates_.size();
+    return known ? &candidates_[static_cast<size_t>(token)].logit : nullptr;
+  };
+  for (const auto& [token, bias] : options_.logit_bias) {
+    if (float* logit = logit_of(token)) *logit += bias;
+  }
+  for (const auto& [token, count] : drawn_) {
+    *logit_of(token) -= static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty;
+  }
+  if (options_.repeat_penalty == 1.0f) return;
+  std::vector<Token> recent(history.end() - static_cast<int64_t>(std::min<size_t>(
+                                                history.size(), static_cast<size_t>(options_.repeat_last_n))),
+                            history.end());
+  std::sort(recent.begin(), recent.end());
+  recent.erase(std::unique(recent.begin(), recent.end()), recent.end());
+  for (const Token token : recent) {
+    float* logit = logit_of(token);
+    if (logit == nullptr) continue;
+    *logit = *logit > 0 ? *logit / options_.repeat_penalty : *logit * options_.repeat_penalty;
+  }
+}
+
+Token Sampler::Draw() {
   const auto better = [](const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   };

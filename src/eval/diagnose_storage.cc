@@ -22,18 +22,22 @@ Result<const Recipe*> PlannedRecipe(const Recipe& recipe) {
 }
 
 /// Values stay exact here, so their width is any that the recipe has: the default of packed recipes,
-/// otherwise the format's own or that of the keys.
-RecipeOptions OptionsFor(const Recipe& recipe, bool planned, double k_bits, uint64_t seed) {
+/// otherwise the format's own or that of the keys. A latent is coded at no fewer bits than values: the least.
+RecipeOptions OptionsFor(const ModelConfig& config, const Recipe& recipe, bool planned, double k_bits,
+                         uint64_t seed) {
   RecipeOptions options;
   options.k_bits = k_bits;
   options.seed = seed;
   if (!planned) options.v_bits = recipe.v_bits > 0 ? recipe.v_bits : k_bits;
+  if (planned && config.latent.rank > 0) options.v_bits = 1;
   return options;
 }
 
 /// A head of a few tokens without meaning.
-HeadCalibration MadeUpHead(int dim) {
+HeadCalibration MadeUpHead(const ModelConfig& config) {
+  const int dim = config.head_dim;
   HeadCalibration head;
+  head.latent_dims = config.latent.rank;
   StatisticsAccumulator accumulator(dim);
   for (int t = 0; t < kPageTokens; ++t) {
     std::vector<float> x(static_cast<size_t>(dim));
@@ -42,7 +46,7 @@ HeadCalibration MadeUpHead(int dim) {
     accumulator.AddKey(x.data());
     head.keys.insert(head.keys.end(), x.begin(), x.end());
   }
-  head.values = head.keys;
+  if (head.latent_dims == 0) head.values = head.keys;
   head.statistics = accumulator.Finish();
   return head;
 }
@@ -102,9 +106,9 @@ Status CheckKeyBits(const ModelConfig& config, const std::string& recipe, double
   BGTQ_RETURN_IF_ERROR(CheckDiagnosable(recipe));
   BGTQ_ASSIGN_OR_RETURN(const Recipe* found, FindRecipe(recipe));
   BGTQ_ASSIGN_OR_RETURN(const Recipe* planned, PlannedRecipe(*found));
-  const std::vector<HeadCalibration> head = {MadeUpHead(config.head_dim)};
-  const RecipeOptions options = OptionsFor(*found, planned != nullptr, k_bits, 0);
-  if (planned != nullptr) return planned->plan_head(head[0], options, 0, 0).status();
+  const std::vector<HeadCalibration> head = {MadeUpHead(config)};
+  const RecipeOptions options = OptionsFor(config, *found, planned != nullptr, k_bits, 0);
+  if (planned != nullptr) return PlanHead(*planned, head[0], options, 0, 0).status();
   const SimulationInput input{1, 1, std::make_shared<RopeTable>(config.rope), head};
   return Simulate(*found, input, options).status();
 }
@@ -118,7 +122,7 @@ Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string
   storage.recipe = recipe;
   storage.k_bits = k_bits;
   storage.simulated = found->kind == CacheKind::kSimulated;
-  const RecipeOptions options = OptionsFor(*found, planned != nullptr, k_bits, source.seed);
+  const RecipeOptions options = OptionsFor(config, *found, planned != nullptr, k_bits, source.seed);
   if (planned != nullptr) {
     BGTQ_ASSIGN_OR_RETURN(const Plan plan,
                           MakePlan(*source.model, source.measured, std::string(planned->name), options));

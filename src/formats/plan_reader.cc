@@ -158,8 +158,12 @@ class Loader {
                             JsonFields::Of((*groups)[g], fmt::format("{}: group {}", where, g)));
       BGTQ_RETURN_IF_ERROR(ReadGroup(group, &head->groups.emplace_back()));
     }
-    BGTQ_ASSIGN_OR_RETURN(const JsonFields value, fields.Object("value"));
-    BGTQ_RETURN_IF_ERROR(ReadGroup(value, &head->value));
+    if (json.contains("latent_dims")) {
+      BGTQ_RETURN_IF_ERROR(ReadInt(fields, "latent_dims", kUnitDims, kMaxDim, &head->latent_dims));
+    } else {
+      BGTQ_ASSIGN_OR_RETURN(const JsonFields value, fields.Object("value"));
+      BGTQ_RETURN_IF_ERROR(ReadGroup(value, &head->value));
+    }
     BGTQ_ASSIGN_OR_RETURN(const nlohmann::json* units, fields.Array("mean_units", kMaxDim));
     for (const nlohmann::json& unit : *units) {
       if (!unit.is_number_unsigned() || unit.get<uint64_t>() >= kMaxDim) {
@@ -196,7 +200,8 @@ class Loader {
     const int64_t value_rows = int64_t{kUnitDims} * head->value_units();
     BGTQ_RETURN_IF_ERROR(ReadTensor(prefix + "key_transform", {key_rows, dim}, &head->key_transform));
     BGTQ_RETURN_IF_ERROR(ReadTensor(prefix + "query_transform", {key_rows, dim}, &head->query_transform));
-    BGTQ_RETURN_IF_ERROR(ReadTensor(prefix + "value_transform", {value_rows, dim}, &head->value_transform));
+    if (value_rows > 0)
+      BGTQ_RETURN_IF_ERROR(ReadTensor(prefix + "value_transform", {value_rows, dim}, &head->value_transform));
     if (file_.tensors().contains(prefix + "key_mean")) {
       BGTQ_RETURN_IF_ERROR(ReadTensor(prefix + "key_mean", {dim}, &head->key_mean));
     }

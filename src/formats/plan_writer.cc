@@ -40,11 +40,16 @@ Json GroupJson(const GroupPlan& group) {
 Json HeadJson(const HeadPlan& head) {
   Json groups = Json::array();
   for (const GroupPlan& group : head.groups) groups.push_back(GroupJson(group));
-  return {{"norm_type", head.norm_type == NormType::kLog8 ? plan_file::kLog8 : plan_file::kHalf},
-          {"rounding", head.rounding == Rounding::kNearest ? plan_file::kNearest : plan_file::kSearched},
-          {"groups", std::move(groups)},
-          {"mean_units", head.mean_units},
-          {"value", GroupJson(head.value)}};
+  Json json = {{"norm_type", head.norm_type == NormType::kLog8 ? plan_file::kLog8 : plan_file::kHalf},
+               {"rounding", head.rounding == Rounding::kNearest ? plan_file::kNearest : plan_file::kSearched},
+               {"groups", std::move(groups)},
+               {"mean_units", head.mean_units}};
+  if (head.latent_dims > 0) {
+    json["latent_dims"] = head.latent_dims;
+  } else {
+    json["value"] = GroupJson(head.value);
+  }
+  return json;
 }
 
 Json HeadsJson(const Plan& plan) {
@@ -73,7 +78,8 @@ std::vector<SafetensorsTensor> Tensors(const Plan& plan) {
       const int64_t key_rows = kUnitDims * head.key_units(), value_rows = kUnitDims * head.value_units();
       AddTensor(prefix + "key_transform", head.key_transform, {key_rows, dim}, &tensors);
       AddTensor(prefix + "query_transform", head.query_transform, {key_rows, dim}, &tensors);
-      AddTensor(prefix + "value_transform", head.value_transform, {value_rows, dim}, &tensors);
+      if (value_rows > 0)
+        AddTensor(prefix + "value_transform", head.value_transform, {value_rows, dim}, &tensors);
       if (!head.key_mean.empty()) AddTensor(prefix + "key_mean", head.key_mean, {dim}, &tensors);
       if (!head.score.empty()) AddTensor(prefix + "score", head.score, {dim / 2}, &tensors);
     }
@@ -94,19 +100,20 @@ Status SavePlan(const Plan& plan, const std::string& path) {
   }
   std::map<std::string, std::string, std::less<>> metadata;
   try {  // dump throws on text that is not UTF-8
-    metadata = {{"format", plan_file::kFormat},
-                {"version", std::to_string(Plan::kFormatVersion)},
-                {"recipe", plan.recipe},
-                {"k_bits", fmt::format("{}", plan.k_bits)},
-                {"v_bits", fmt::format("{}", plan.v_bits)},
-                {"seed", std::to_string(plan.seed)},
-                {"model", ModelJson(plan.model).dump()},
-                {"calibration", Json{{"corpus_hash", plan.calibration.corpus_hash},
-                                     {"tokens", plan.calibration.tokens},
-                                     {"seconds", plan.calibration.seconds}}
-                                    .dump()},
-                {"heads", HeadsJson(plan).dump()},
-                {"bytes_per_token_per_head", fmt::format("{}", plan.bytes_per_token_per_head())}};
+    metadata = {
+        {"format", plan_file::kFormat},
+        {"version", std::to_string(plan.has_latents() ? Plan::kFormatVersion : Plan::kVersionWithoutLatents)},
+        {"recipe", plan.recipe},
+        {"k_bits", fmt::format("{}", plan.k_bits)},
+        {"v_bits", fmt::format("{}", plan.v_bits)},
+        {"seed", std::to_string(plan.seed)},
+        {"model", ModelJson(plan.model).dump()},
+        {"calibration", Json{{"corpus_hash", plan.calibration.corpus_hash},
+                             {"tokens", plan.calibration.tokens},
+                             {"seconds", plan.calibration.seconds}}
+                            .dump()},
+        {"heads", HeadsJson(plan).dump()},
+        {"bytes_per_token_per_head", fmt::format("{}", plan.bytes_per_token_per_head())}};
   } catch (const nlohmann::json::exception&) {
     return Status(ErrorCode::kInvalidArgument, path + ": not saved: a name in the plan is not UTF-8");
   }

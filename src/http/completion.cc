@@ -16,9 +16,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string RandomId(bool chat) {
+std::string RandomId(const char* kind) {
   std::random_device device;
-  return fmt::format("{}-{:08x}{:08x}{:08x}", chat ? "chatcmpl" : "cmpl", device(), device(), device());
+  return fmt::format("{}{:08x}{:08x}{:08x}", kind, device(), device(), device());
 }
 
 }  // namespace
@@ -29,11 +29,13 @@ Completion::Completion(GenerationJob job, std::string model_name, std::shared_pt
       model_name_(std::move(model_name)),
       reply_(std::move(reply)),
       tokenizer_(tokenizer),
-      id_(RandomId(job_.chat)),
+      id_(RandomId(job_.chat ? "chatcmpl-" : "cmpl-")),
       created_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()),
-      choices_(job_.requests.size()) {}
+      choices_(job_.requests.size()) {
+  for (Choice& choice : choices_) choice.parser = ToolCallParser(job_.tools);
+}
 
 void Completion::Start(boost::asio::io_context& io, serve::EngineThread& engine) {
   auto ids =
@@ -89,36 +91,59 @@ void Completion::OnEvent(const serve::Event& event) {
     return Fail(Status(ErrorCode::kCancelled, "the server is shutting down"));
   Choice& choice = choices_[index];
   choice.usage = event.usage;
+  const Added added = Add(choice, event);
   if (event.finished.has_value()) {
-    choice.finish = FinishName(*event.finished);
+    const bool called = !choice.calls.empty() && event.finished == serve::FinishReason::kEnd;
+    choice.finish = called ? "tool_calls" : FinishName(*event.finished);
     ++finished_;
   }
   if (job_.settings.stream) {
-    StreamEvent(index, event);
-    choice.text += event.text;
+    StreamEvent(index, event, added);
+    choice.text += added.text;
     if (finished_ == choices_.size()) FinishStream();
     return;
   }
-  choice.text += event.text;
+  choice.text += added.text;
   if (event.token.has_value()) choice.tokens.push_back(*event.token);
   if (finished_ == choices_.size()) FinishWhole();
 }
 
-void Completion::StreamEvent(size_t index, const serve::Event& event) {
+Completion::Added Completion::Add(Choice& choice, const serve::Event& event) const {
+  if (job_.tools.empty()) return {event.text, Json::array()};
+  Added added;
+  const auto take = [&](const ToolCallParser::Parts& parts) {
+    added.text += parts.content;
+    for (const ToolCall& call : parts.calls) {
+      Json entry = {{"id", RandomId("call_")},
+                    {"type", "function"},
+                    {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
+      choice.calls.push_back(entry);
+      entry["index"] = choice.calls.size() - 1;
+      added.calls.push_back(std::move(entry));
+    }
+  };
+  take(choice.parser.Push(event.text));
+  if (event.finished.has_value()) take(choice.parser.Finish());
+  return added;
+}
+
+void Completion::StreamEvent(size_t index, const serve::Event& event, const Added& added) {
   const bool with_token = event.token.has_value() && job_.settings.top_logprobs >= 0;
-  if (event.text.empty() && !with_token && !event.finished.has_value()) return;
+  const bool says = !added.text.empty() || !added.calls.empty();
+  if (!says && !with_token && !event.finished.has_value()) return;
   Json choice = {{"index", index}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
   if (job_.chat) {
     choice["delta"] = Json::object();
-    if (!event.text.empty()) choice["delta"]["content"] = event.text;
+    if (!added.text.empty()) choice["delta"]["content"] = added.text;
+    if (!added.calls.empty()) choice["delta"]["tool_calls"] = added.calls;
   } else {
-    choice["text"] = event.text;
+    choice["text"] = added.text;
   }
   if (with_token)
     choice["logprobs"] = Logprobs({*event.token}, job_.echoes[index].size() + choices_[index].text.size());
   Json frame = Frame("chat.completion.chunk");
   if (event.finished.has_value()) {
-    choice["finish_reason"] = FinishName(*event.finished);
+    choice["finish_reason"] = choices_[index].finish;
     frame["timings"] = TimingsJson(event.usage);
   }
   frame["choices"] = Json::array({std::move(choice)});
@@ -163,6 +188,10 @@ void Completion::FinishWhole() {
                   {"logprobs", Logprobs(choice.tokens, job_.echoes[i].size())}};
     if (job_.chat) {
       entry["message"] = {{"role", "assistant"}, {"content", choice.text}};
+      if (!choice.calls.empty()) {
+        entry["message"]["tool_calls"] = choice.calls;
+        if (choice.text.empty()) entry["message"]["content"] = nullptr;
+      }
     } else {
       entry["text"] = job_.echoes[i] + choice.text;
     }

@@ -10,6 +10,7 @@
 
 #include "src/http/json_request.h"
 #include "src/http/reply.h"
+#include "src/http/tool_call_parser.h"
 #include "src/serve/engine_thread.h"
 
 namespace blockgtq::http {
@@ -17,6 +18,7 @@ namespace blockgtq::http {
 /// A request that is ready for the engine.
 struct GenerationJob {
   bool chat = false;
+  std::vector<std::string> tools;  // their names; where there are any, calls are taken out of the answers
   GenerationSettings settings;
   std::vector<serve::Request> requests;  // a choice each
   std::vector<std::string> echoes;       // [choices] text put before the answer; may be empty
@@ -33,6 +35,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
  private:
   struct Choice {
     std::string text;
+    ToolCallParser parser;  // used where the job has tools
+    nlohmann::json calls = nlohmann::json::array();
     std::vector<serve::NewToken> tokens;
     serve::Usage usage;
     std::string finish;  // empty: not finished
@@ -40,7 +44,13 @@ class Completion : public std::enable_shared_from_this<Completion> {
 
   void OnEvent(const serve::Event& event);
   void Fail(const Status& status);
-  void StreamEvent(size_t index, const serve::Event& event);
+  /// What an event adds to its choice: text, and calls as a stream's delta has them.
+  struct Added {
+    std::string text;
+    nlohmann::json calls = nlohmann::json::array();
+  };
+  Added Add(Choice& choice, const serve::Event& event) const;
+  void StreamEvent(size_t index, const serve::Event& event, const Added& added);
   void FinishStream();
   void FinishWhole();
   nlohmann::json Frame(const char* chat_object) const;

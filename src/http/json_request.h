@@ -24,12 +24,15 @@ struct GenerationSettings {
   bool stream = false;
   bool usage_in_stream = false;  // stream_options.include_usage
   bool ignore_end = false;
+  bool json_object = false;  // response_format
   bool cache_prompt = true;
   int slot = -1;
 };
 
 struct ChatRequest {
   std::vector<ChatMessage> messages;
+  std::vector<std::string> tools;  // each as TemplateJson writes it; empty too where tool_choice is "none"
+  std::vector<std::string> tool_names;
   GenerationSettings settings;
 };
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "src/codec/block_widths.h"
+
 namespace blockgtq::http {
 namespace {
 
@@ -133,6 +135,31 @@ Json CompletionLogprobs(const std::vector<serve::NewToken>& tokens, const Tokeni
     offset += piece.size();
   }
   return out;
+}
+
+Json PlanJson(const Plan& plan) {
+  const ModelFingerprint& m = plan.model;
+  Json keys = Json::array(), values = Json::array();
+  for (int layer = 0; layer < m.layers; ++layer) {
+    Json key_heads = Json::array(), value_heads = Json::array();
+    for (int head = 0; head < m.kv_heads; ++head) {
+      key_heads.push_back(BlockWidths(plan.head(layer, head)));
+      value_heads.push_back(plan.head(layer, head).value.code_width);
+    }
+    keys.push_back(std::move(key_heads));
+    values.push_back(std::move(value_heads));
+  }
+  const double heads = static_cast<double>(plan.heads.size());
+  return {{"recipe", plan.recipe},
+          {"key_bits", plan.k_bits},
+          {"value_bits", plan.v_bits},
+          {"layers", m.layers},
+          {"kv_heads", m.kv_heads},
+          {"blocks", m.head_dim / 2},
+          {"bytes_per_token", plan.bytes_per_token_per_head() * heads},
+          {"bytes_per_token_fp16", 4.0 * m.head_dim * heads},
+          {"keys", std::move(keys)},
+          {"values", std::move(values)}};
 }
 
 std::string MetricsText(const serve::SchedulerStats& s) {

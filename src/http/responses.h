@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "blockgtq/status.h"
+#include "src/codec/plan.h"
 #include "src/http/reply.h"
 #include "src/serve/request.h"
 #include "src/serve/scheduler.h"
@@ -31,6 +32,9 @@ nlohmann::json TimingsJson(const serve::Usage& usage);
 nlohmann::json ChatLogprobs(const std::vector<serve::NewToken>& tokens, const Tokenizer& tokenizer);
 nlohmann::json CompletionLogprobs(const std::vector<serve::NewToken>& tokens, const Tokenizer& tokenizer,
                                   size_t first_offset);
+
+/// A plan's widths: keys by layer, KV head and RoPE block (fast frequencies first), values by layer and head.
+nlohmann::json PlanJson(const Plan& plan);
 
 /// Prometheus' text format.
 std::string MetricsText(const serve::SchedulerStats& stats);

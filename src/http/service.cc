@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/http/json_request.h"
+#include "src/http/page.h"
 #include "src/http/responses.h"
 
 namespace blockgtq::http {
@@ -65,6 +66,9 @@ const std::vector<Service::RouteInfo>& Service::Routes() {
   static const std::vector<RouteInfo> kRoutes = {
       {"GET", "/health", &Service::Health, true},
       {"GET", "/metrics", &Service::Metrics, false},
+      {"GET", "/", &Service::Page, true},
+      {"GET", "/page/", &Service::Page, true},
+      {"GET", "/plan", &Service::PlanWidths, false},
       {"GET", "/props", &Service::Props, false},
       {"GET", "/slots", &Service::Slots, false},
       {"POST", "/slots/", &Service::SlotAction, false},
@@ -79,7 +83,8 @@ const std::vector<Service::RouteInfo>& Service::Routes() {
 
 const Service::RouteInfo* Service::FindRoute(const HttpRequest& request, std::string* allowed) {
   for (const RouteInfo& route : Routes()) {
-    const bool below = route.path.back() == '/' && request.path.starts_with(route.path);
+    const bool below =
+        route.path.size() > 1 && route.path.back() == '/' && request.path.starts_with(route.path);
     if (!below && route.path != request.path) continue;
     if (route.method == request.method) return &route;
     *allowed += (allowed->empty() ? "" : ", ") + std::string(route.method);
@@ -141,20 +146,49 @@ void Service::Models(const HttpRequest&, const ReplyPtr& reply) {
 
 void Service::Props(const HttpRequest&, const ReplyPtr& reply) {
   const SamplerOptions sampler;
+  const Result<RecognizedTemplate> chat = model_.chat_template();
   reply->Send(JsonResponse({{"model", options_.model_name},
                             {"version", options_.version},
                             {"cache", options_.cache_name},
                             {"n_ctx", engine_.sequence_limit()},
                             {"total_slots", engine_.options().max_running},
                             {"prompt_chunk", engine_.options().chunk},
-                            {"chat", model_.chat_template().ok()},
+                            {"chat", chat.ok()},
+                            {"chat_tools", chat.ok() && chat->tools != ToolForm::kNone},
                             {"default_generation_settings",
                              {{"temperature", sampler.temperature},
                               {"top_k", sampler.top_k},
                               {"top_p", sampler.top_p},
                               {"min_p", sampler.min_p},
                               {"repeat_penalty", sampler.repeat_penalty},
-                              {"repeat_last_n", sampler.repeat_last_n}}}}));
+                              {"repeat_last_n", sampler.repeat_last_n},
+                              {"frequency_penalty", sampler.frequency_penalty},
+                              {"presence_penalty", sampler.presence_penalty}}}}));
+}
+
+void Service::Page(const HttpRequest& request, const ReplyPtr& reply) {
+  const PageFile* file = FindPageFile(request.path);
+  if (file == nullptr) return reply->Send(ErrorResponse(404, "there is nothing at this path"));
+  Response response;
+  response.body = std::string(file->content);
+  response.content_type = std::string(file->content_type);
+  response.headers = {
+      // Files of this server alone, and no frame, plug-in, form target or inline script at all.
+      {"Content-Security-Policy",
+       "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+       "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+      {"X-Content-Type-Options", "nosniff"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cross-Origin-Opener-Policy", "same-origin"},
+      {"Cache-Control", "no-cache"},
+  };
+  reply->Send(std::move(response));
+}
+
+void Service::PlanWidths(const HttpRequest&, const ReplyPtr& reply) {
+  if (options_.plan == nullptr)
+    return reply->Send(ErrorResponse(404, "the cache has no plan: it is kept as " + options_.cache_name));
+  reply->Send(JsonResponse(PlanJson(*options_.plan)));
 }
 
 void Service::Tokenize(const HttpRequest& request, const ReplyPtr& reply) {
@@ -220,6 +254,7 @@ void AddRequests(std::vector<Token> prompt, const std::string& echo, int64_t lim
   request.stop = settings.stop;
   request.top_logprobs = settings.top_logprobs;
   request.ignore_end = settings.ignore_end;
+  request.json_object = settings.json_object;
   request.use_prefix_cache = settings.cache_prompt;
   request.slot = settings.slot;
   if (!settings.has_seed) {
@@ -242,9 +277,10 @@ Result<GenerationJob> Service::ChatJob(const std::string& body) const {
     return Status(ErrorCode::kUnsupported,
                   "this model has no chat template that the server knows: use /v1/completions");
   }
-  BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*chat, parsed.messages));
+  BGTQ_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*chat, parsed.messages, parsed.tools));
   GenerationJob job;
   job.chat = true;
+  job.tools = std::move(parsed.tool_names);
   job.settings = std::move(parsed.settings);
   AddRequests(EncodePrompt(model_.tokenizer(), rendered, BeginsWithBos(*chat), true), "",
               engine_.sequence_limit(), &job);

@@ -21,6 +21,7 @@ struct ServiceOptions {
   std::string model_name;             // as clients see it
   std::string cache_name;             // "aligned K3V3"
   std::string version;
+  const Plan* plan = nullptr;  // of the cache; null: it is not coded
   bool metrics = true;
 };
 
@@ -38,7 +39,7 @@ class Service : public Handler {
   using ReplyPtr = std::shared_ptr<Reply>;
   using Route = void (Service::*)(const HttpRequest&, const ReplyPtr&);
   struct RouteInfo {
-    std::string_view method, path;  // a path that ends in '/' stands for all below it
+    std::string_view method, path;  // a longer path that ends in '/' stands for all below it
     Route handler;
     bool open;  // needs no key
   };
@@ -49,6 +50,8 @@ class Service : public Handler {
   void Health(const HttpRequest& request, const ReplyPtr& reply);
   void Metrics(const HttpRequest& request, const ReplyPtr& reply);
   void Models(const HttpRequest& request, const ReplyPtr& reply);
+  void Page(const HttpRequest& request, const ReplyPtr& reply);
+  void PlanWidths(const HttpRequest& request, const ReplyPtr& reply);
   void Props(const HttpRequest& request, const ReplyPtr& reply);
   void Slots(const HttpRequest& request, const ReplyPtr& reply);
   void SlotAction(const HttpRequest& request, const ReplyPtr& reply);

@@ -9,6 +9,7 @@
 #include "src/formats/message.h"
 #include "src/formats/safetensors_source.h"
 #include "src/models/chatglm.h"
+#include "src/models/deepseek2.h"
 #include "src/models/gemma3.h"
 #include "src/models/glm4.h"
 #include "src/models/llama.h"
@@ -22,7 +23,7 @@
 namespace blockgtq {
 namespace {
 
-constexpr std::array<Architecture, 9> kArchitectures = {{
+constexpr std::array<Architecture, 10> kArchitectures = {{
     {"llama", LoadLlama, kLlamaFamilies},
     {"qwen2", LoadQwen2, kQwen2Families},
     {"qwen3", LoadQwen3, kQwen3Families},
@@ -32,6 +33,7 @@ constexpr std::array<Architecture, 9> kArchitectures = {{
     {"gemma3", LoadGemma3, kGemma3Families},
     {"olmo2", LoadOlmo2, kOlmo2Families},
     {"phi3", LoadPhi3, kPhi3Families},
+    {"deepseek2", LoadDeepSeek2, kDeepSeek2Families},
 }};
 
 std::span<const HuggingFaceFamily> AllFamilies() {
@@ -43,6 +45,14 @@ std::span<const HuggingFaceFamily> AllFamilies() {
     return all;
   }();
   return families;
+}
+
+Status CheckRoom(const ModelSource& source, const Backend& backend) {
+  int64_t matrices = 0, vectors = 0;
+  for (const ModelTensor& tensor : source.tensors()) {
+    (tensor.rows > 1 ? matrices : vectors) += tensor.rows * tensor.cols;
+  }
+  return backend.CheckRoom(matrices, vectors, source.name());
 }
 
 }  // namespace
@@ -60,7 +70,10 @@ Result<std::unique_ptr<ModelSource>> OpenModelSource(const std::string& path) {
 Result<std::unique_ptr<Model>> LoadModel(const ModelSource& source, Backend& backend) {
   std::string known;
   for (const Architecture& architecture : kArchitectures) {
-    if (architecture.name == source.architecture()) return architecture.load(source, backend);
+    if (architecture.name == source.architecture()) {
+      BGTQ_RETURN_IF_ERROR(CheckRoom(source, backend));
+      return architecture.load(source, backend);
+    }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", architecture.name);
   }
   return Status(ErrorCode::kUnsupported,

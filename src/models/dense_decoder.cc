@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "src/models/attention_probe.h"
 #include "src/models/dense_decoder_weights.h"
 
 namespace blockgtq {
@@ -82,7 +83,8 @@ class DenseDecoder : public Model {
     call.slices = batch.slices;
     call.observer = batch.observer;
     BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
-    if (batch.probe != nullptr) BGTQ_RETURN_IF_ERROR(Probe(call, *batch.probe));
+    if (batch.probe != nullptr)
+      BGTQ_RETURN_IF_ERROR(RunProbe(backend_, call, *batch.probe, work_.rows, probed_));
     return AddProduct(*layer.attention_output, *w.attention, layer.post_attention_norm, rows);
   }
 
@@ -110,22 +112,6 @@ class DenseDecoder : public Model {
                           norm == nullptr};
     backend_.MatMul({&product, 1}, y, nullptr, rows);
     return norm != nullptr ? backend_.NormAdd(*work_.added, NormOf(norm), rows, *work_.x) : Status::Ok();
-  }
-
-  /// The layer's attention over the probe's caches, for its report.
-  Status Probe(AttentionCall call, const AttentionProbe& probe) {
-    std::vector<const Activations*> outputs = {call.out};
-    call.observer = nullptr;
-    if (probed_.size() < probe.caches.size()) probed_.resize(probe.caches.size());
-    for (size_t i = 0; i < probe.caches.size(); ++i) {
-      if (probed_[i] == nullptr || probed_[i]->rows() < work_.rows)
-        probed_[i] = backend_.MakeActivations(work_.rows, call.out->cols());
-      call.cache = probe.caches[i];
-      call.out = probed_[i].get();
-      outputs.push_back(call.out);
-      BGTQ_RETURN_IF_ERROR(backend_.Attention(call));
-    }
-    return probe.report(call.layer, outputs);
   }
 
   void Reserve(int64_t rows) {

@@ -29,7 +29,7 @@ class LayerReader {
     BGTQ_ASSIGN_OR_RETURN(layer.attention_output,
                           reader_.Matrix(Name("attn_output.weight"), c_.embedding, q_rows_));
     if (c_.experts.count > 0) {
-      BGTQ_RETURN_IF_ERROR(TakeExperts(layer));
+      BGTQ_RETURN_IF_ERROR(TakeExperts(reader_, prefix_, c_, layer));
     } else {
       BGTQ_RETURN_IF_ERROR(TakeFeedForward(layer));
     }
@@ -93,30 +93,14 @@ class LayerReader {
 
   Status TakeFeedForward(DecoderLayer& layer) {
     const int64_t e = c_.embedding, inner = c_.feed_forward;
-    const std::string gate = Name("ffn_gate.weight"), up = Name("ffn_up.weight");
-    if (traits_.fused && !reader_.Has(gate)) {
-      BGTQ_ASSIGN_OR_RETURN(layer.ffn.gate, reader_.MatrixRows(up, 2 * inner, e, 0, inner));
-      BGTQ_ASSIGN_OR_RETURN(layer.ffn.up, reader_.MatrixRows(up, 2 * inner, e, inner, inner));
-    } else {
-      BGTQ_ASSIGN_OR_RETURN(layer.ffn.gate, reader_.Matrix(gate, inner, e));
-      BGTQ_ASSIGN_OR_RETURN(layer.ffn.up, reader_.Matrix(up, inner, e));
+    const std::string up = Name("ffn_up.weight");
+    if (!traits_.fused || reader_.Has(Name("ffn_gate.weight"))) {
+      BGTQ_ASSIGN_OR_RETURN(layer.ffn, TakeGated(reader_, prefix_, ".weight", e, inner));
+      return Status::Ok();
     }
+    BGTQ_ASSIGN_OR_RETURN(layer.ffn.gate, reader_.MatrixRows(up, 2 * inner, e, 0, inner));
+    BGTQ_ASSIGN_OR_RETURN(layer.ffn.up, reader_.MatrixRows(up, 2 * inner, e, inner, inner));
     BGTQ_ASSIGN_OR_RETURN(layer.ffn.down, reader_.Matrix(Name("ffn_down.weight"), e, inner));
-    return Status::Ok();
-  }
-
-  Status TakeExperts(DecoderLayer& layer) {
-    const int64_t e = c_.embedding, inner = c_.experts.feed_forward, count = c_.experts.count;
-    BGTQ_ASSIGN_OR_RETURN(layer.router, reader_.Matrix(Name("ffn_gate_inp.weight"), count, e));
-    const auto take = [&](const char* name, int64_t rows, int64_t cols, int64_t expert) {
-      return reader_.MatrixRows(Name(name), count * rows, cols, expert * rows, rows);
-    };
-    for (int64_t i = 0; i < count; ++i) {
-      GatedWeightPtrs& expert = layer.experts.emplace_back();
-      BGTQ_ASSIGN_OR_RETURN(expert.gate, take("ffn_gate_exps.weight", inner, e, i));
-      BGTQ_ASSIGN_OR_RETURN(expert.up, take("ffn_up_exps.weight", inner, e, i));
-      BGTQ_ASSIGN_OR_RETURN(expert.down, take("ffn_down_exps.weight", e, inner, i));
-    }
     return Status::Ok();
   }
 
@@ -128,6 +112,31 @@ class LayerReader {
 };
 
 }  // namespace
+
+Result<GatedWeightPtrs> TakeGated(const WeightReader& reader, const std::string& prefix,
+                                  const std::string& suffix, int64_t embedding, int64_t inner) {
+  GatedWeightPtrs gated;
+  BGTQ_ASSIGN_OR_RETURN(gated.gate, reader.Matrix(prefix + "ffn_gate" + suffix, inner, embedding));
+  BGTQ_ASSIGN_OR_RETURN(gated.up, reader.Matrix(prefix + "ffn_up" + suffix, inner, embedding));
+  BGTQ_ASSIGN_OR_RETURN(gated.down, reader.Matrix(prefix + "ffn_down" + suffix, embedding, inner));
+  return gated;
+}
+
+Status TakeExperts(const WeightReader& reader, const std::string& prefix, const ModelConfig& config,
+                   DecoderLayer& layer) {
+  const int64_t e = config.embedding, inner = config.experts.feed_forward, count = config.experts.count;
+  BGTQ_ASSIGN_OR_RETURN(layer.router, reader.Matrix(prefix + "ffn_gate_inp.weight", count, e));
+  const auto take = [&](const char* name, int64_t rows, int64_t cols, int64_t expert) {
+    return reader.MatrixRows(prefix + name, count * rows, cols, expert * rows, rows);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    GatedWeightPtrs& expert = layer.experts.emplace_back();
+    BGTQ_ASSIGN_OR_RETURN(expert.gate, take("ffn_gate_exps.weight", inner, e, i));
+    BGTQ_ASSIGN_OR_RETURN(expert.up, take("ffn_up_exps.weight", inner, e, i));
+    BGTQ_ASSIGN_OR_RETURN(expert.down, take("ffn_down_exps.weight", e, inner, i));
+  }
+  return Status::Ok();
+}
 
 Result<DecoderWeights> TakeDecoderWeights(const ModelSource& source, Backend& backend,
                                           const ModelConfig& config, const DenseDecoderTraits& traits) {

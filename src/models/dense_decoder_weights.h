@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "src/models/dense_decoder.h"
+#include "src/models/weight_reader.h"
 
 namespace blockgtq {
 
@@ -24,6 +26,14 @@ struct DecoderLayer {
   WeightPtr router;                      // of a layer with experts
   std::vector<GatedWeightPtrs> experts;  // [config.experts.count]
 };
+
+/// A gated feed-forward: the matrices prefix + "ffn_gate" + suffix, and so on.
+/// Errors: those of WeightReader.
+Result<GatedWeightPtrs> TakeGated(const WeightReader& reader, const std::string& prefix,
+                                  const std::string& suffix, int64_t embedding, int64_t inner);
+/// A layer's router and experts.
+Status TakeExperts(const WeightReader& reader, const std::string& prefix, const ModelConfig& config,
+                   DecoderLayer& layer);
 
 struct DecoderWeights {
   WeightPtr embedding, output_norm, output;  // output: null when it is the embedding

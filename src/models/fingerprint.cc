@@ -87,8 +87,8 @@ ModelFingerprint FingerprintOf(const ModelConfig& config, const ModelSource& sou
   f.rope_scaling_hash = Hex(scaling);
   // The tensors that make keys, whichever of them the family has.
   static constexpr const char* kKeyTensors[] = {
-      "attn_k.weight",      "attn_k.bias",          "attn_qkv.weight", "attn_qkv.bias",
-      "attn_k_norm.weight", "attn_kv_a_mqa.weight", "attn_kv_b.weight"};
+      "attn_k.weight",      "attn_k.bias",          "attn_qkv.weight",      "attn_qkv.bias",
+      "attn_k_norm.weight", "attn_kv_a_mqa.weight", "attn_kv_a_norm.weight"};
   XXH64_hash_t keys = 0;
   for (int l = 0; l < config.layers; ++l) {
     for (const char* name : kKeyTensors) {

@@ -27,6 +27,19 @@ struct ExpertConfig {
   int64_t feed_forward = 0;
   bool renormalise = false;
   float scale = 1;
+  int shared = 0;        // experts that every token goes through, beside those chosen
+  int dense_layers = 0;  // the first layers, which are not mixtures
+};
+
+/// Multi-head latent attention (DeepSeek-V2). A token's key is [rope | latent]: the rope part is rotated, the
+/// latent is shared by all heads and serves as key (through W_UK, absorbed into the queries) and as value
+/// (through W_UV, applied to the attention's output). ModelConfig::head_dim is their sum, kv_heads 1.
+struct LatentConfig {
+  int rank = 0;  // of the latent; 0: the model has ordinary keys and values
+  int rope_dims = 0;
+  int nope_dims = 0;       // of a query head, without its rope part
+  int value_dims = 0;      // of an output head
+  int64_t query_rank = 0;  // queries go through a latent of so many; 0: they do not
 };
 
 struct ModelConfig {
@@ -47,8 +60,9 @@ struct ModelConfig {
   GateFunction gate = GateFunction::kSilu;
   float embedding_scale = 1;
   ExpertConfig experts{};
+  LatentConfig latent{};
 
-  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
+  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim, latent.rank}; }
   /// The window of a layer; 0: it sees all.
   int64_t window_of(int layer) const {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] != 0 ? window : 0;

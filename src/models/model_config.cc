@@ -104,6 +104,25 @@ Status ReadExperts(const ModelSource& source, const ConfigDefaults& defaults, Mo
   if (!(scale > 0) || !std::isfinite(scale))
     return keys.Error(ErrorCode::kCorruptFile, "expert_weights_scale", fmt::format("is {}", scale));
   experts.scale = static_cast<float>(scale);
+  if (defaults.shared_experts) {
+    const auto count_of = [&](const char* key, int64_t limit, int* out) -> Status {
+      BGTQ_ASSIGN_OR_RETURN(const int64_t value, keys.IntOr(key, 0));
+      if (value < 0 || value > limit)
+        return keys.Error(ErrorCode::kCorruptFile, key, fmt::format("is {}, not in 0..{}", value, limit));
+      *out = static_cast<int>(value);
+      return Status::Ok();
+    };
+    BGTQ_RETURN_IF_ERROR(count_of("expert_shared_count", kMaxExperts, &experts.shared));
+    BGTQ_RETURN_IF_ERROR(count_of("leading_dense_block_count", config.layers, &experts.dense_layers));
+    for (const char* key : {"expert_group_count", "expert_group_used_count"}) {
+      BGTQ_ASSIGN_OR_RETURN(const int64_t groups, keys.IntOr(key, 1));
+      if (groups > 1)
+        return keys.Error(ErrorCode::kUnsupported, key,
+                          fmt::format("= {}: routers that choose groups of experts are not supported by this "
+                                      "build",
+                                      groups));
+    }
+  }
   constexpr int64_t kSoftmax = 1;
   BGTQ_ASSIGN_OR_RETURN(const int64_t gating, keys.IntOr("expert_gating_func", kSoftmax));
   if (gating == kSoftmax) return Status::Ok();
@@ -111,13 +130,66 @@ Status ReadExperts(const ModelSource& source, const ConfigDefaults& defaults, Mo
                     fmt::format("is {}: routers other than softmax are not supported by this build", gating));
 }
 
-Status ReadHeads(const ModelSource& source, ModelConfig& config) {
+/// Heads of multi-head latent attention. GGUF files have either the dims of a head (as transformers) or,
+/// newer, those of the cached key, and a head's under names that end in _mla.
+Status ReadLatentHeads(const ModelSource& source, ModelConfig& config) {
+  const ModelKeys& keys = source.keys();
+  const bool of_cache = keys.Has("attention.key_length_mla");
+  const char* key_length = of_cache ? "attention.key_length_mla" : "attention.key_length";
+  const char* value_length = of_cache ? "attention.value_length_mla" : "attention.value_length";
+  BGTQ_ASSIGN_OR_RETURN(const int64_t heads, keys.Dimension("attention.head_count", kMaxHeads));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t rank, keys.Dimension("attention.kv_lora_rank", kMaxHeadDim));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t rope, keys.Dimension("rope.dimension_count", kMaxHeadDim));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t key, keys.Dimension(key_length, kMaxHeadDim));
+  BGTQ_ASSIGN_OR_RETURN(const int64_t value, keys.Dimension(value_length, kMaxHeadDim));
+  BGTQ_ASSIGN_OR_RETURN(config.latent.query_rank, keys.IntOr("attention.q_lora_rank", 0));
+  if (config.latent.query_rank < 0 || config.latent.query_rank > kMaxWidth) {
+    return keys.Error(ErrorCode::kCorruptFile, "attention.q_lora_rank",
+                      fmt::format("is {}", config.latent.query_rank));
+  }
+  if (key <= rope) {
+    return keys.Error(ErrorCode::kCorruptFile, key_length,
+                      fmt::format("is {}, of which {} rotate: none are left", key, rope));
+  }
+  const int64_t kv_heads = of_cache ? 1 : heads, cached = rank + rope;
+  struct Implied {
+    const char* key;
+    int64_t value;
+  };
+  for (const Implied& implied : {Implied{"attention.head_count_kv", kv_heads},
+                                 {"attention.key_length", of_cache ? cached : key},
+                                 {"attention.value_length", of_cache ? rank : value}}) {
+    BGTQ_ASSIGN_OR_RETURN(const int64_t found, keys.IntOr(implied.key, implied.value));
+    if (found == implied.value) continue;
+    return keys.Error(ErrorCode::kCorruptFile, implied.key,
+                      fmt::format("is {} where the latent's dimensions imply {}", found, implied.value));
+  }
+  if (rank % kUnitDims != 0 || rope % kUnitDims != 0 || cached > kMaxHeadDim) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("{}: a latent of {} and a rope key of {} dims: this build's kernels need multiples "
+                    "of {}, at most {} together",
+                    source.name(), rank, rope, kUnitDims, kMaxHeadDim));
+  }
+  config.heads = static_cast<int>(heads);
+  config.kv_heads = 1;
+  config.head_dim = static_cast<int>(cached);
+  config.latent.rank = static_cast<int>(rank);
+  config.latent.rope_dims = static_cast<int>(rope);
+  config.latent.nope_dims = static_cast<int>(key - rope);
+  config.latent.value_dims = static_cast<int>(value);
+  config.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(key)));
+  return Status::Ok();
+}
+
+Status ReadHeads(const ModelSource& source, bool latent, ModelConfig& config) {
   const ModelKeys& keys = source.keys();
   for (const char* key : {"attention.head_count", "attention.head_count_kv"}) {
     if (keys.IsList(key)) {
       return keys.Error(ErrorCode::kUnsupported, key, "differs by layer, which this build does not support");
     }
   }
+  if (latent) return ReadLatentHeads(source, config);
   BGTQ_ASSIGN_OR_RETURN(const int64_t heads, keys.Dimension("attention.head_count", kMaxHeads));
   BGTQ_ASSIGN_OR_RETURN(const int64_t kv_heads, keys.IntOr("attention.head_count_kv", heads));
   if (kv_heads < 1 || kv_heads > heads || heads % kv_heads != 0) {
@@ -182,7 +254,7 @@ Result<ModelConfig> ReadModelConfig(const ModelSource& source, const ConfigDefau
   BGTQ_ASSIGN_OR_RETURN(config.feed_forward, keys.Dimension("feed_forward_length", kMaxWidth));
   BGTQ_ASSIGN_OR_RETURN(config.context_length,
                         keys.Dimension("context_length", std::numeric_limits<int32_t>::max()));
-  BGTQ_RETURN_IF_ERROR(ReadHeads(source, config));
+  BGTQ_RETURN_IF_ERROR(ReadHeads(source, defaults.latent, config));
   BGTQ_RETURN_IF_ERROR(ReadGate(keys, defaults.gate, config));
   BGTQ_RETURN_IF_ERROR(ReadWindows(keys, defaults.window_pattern, config));
   BGTQ_RETURN_IF_ERROR(ReadExperts(source, defaults, config));

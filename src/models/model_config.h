@@ -10,10 +10,12 @@ namespace blockgtq {
 struct ConfigDefaults {
   RopePairing pairing = RopePairing::kNorm;  // in GGUF files
   GateFunction gate = GateFunction::kSilu;
-  int window_pattern = 1;   // each such layer sees all, the others have the window; 1: all have it
-  double window_base = 0;   // RoPE's base in windowed layers; 0: as the other layers
-  bool experts = false;     // the family has mixtures of experts; otherwise they are refused
-  bool renormalise = true;  // of experts' weights, in GGUF files
+  int window_pattern = 1;       // each such layer sees all, the others have the window; 1: all have it
+  double window_base = 0;       // RoPE's base in windowed layers; 0: as the other layers
+  bool experts = false;         // the family has mixtures of experts; otherwise they are refused
+  bool renormalise = true;      // of experts' weights, in GGUF files
+  bool shared_experts = false;  // some experts may be shared, the first layers dense
+  bool latent = false;          // multi-head latent attention
 };
 
 /// The keys common to decoder families (block_count and so on), their windows, experts and RoPE. Errors:

@@ -113,6 +113,9 @@ Result<RopeScaling> ReadScaling(const ModelSource& source, int64_t context_lengt
     BGTQ_ASSIGN_OR_RETURN(s.truncate, keys.FlagOr("rope.scaling.truncate", true));
     BGTQ_ASSIGN_OR_RETURN(s.mscale, keys.RealOr("rope.scaling.mscale", 0.0));
     BGTQ_ASSIGN_OR_RETURN(s.mscale_all_dim, keys.RealOr("rope.scaling.mscale_all_dim", 0.0));
+    // GGUF's 0.1 mscale_all_dim, of models whose mscale is the same.
+    BGTQ_ASSIGN_OR_RETURN(const double multiplier, keys.RealOr("rope.scaling.yarn_log_multiplier", 0.0));
+    if (multiplier != 0) s.mscale = s.mscale_all_dim = 10.0 * multiplier;
   }
   const bool has_attention_factor = s.type == RopeScalingType::kYarn || s.type == RopeScalingType::kLongRope;
   if (has_attention_factor && keys.Has("rope.scaling.attn_factor")) {
@@ -150,6 +153,10 @@ Status ReadRope(const ModelSource& source, double window_base, ModelConfig& conf
   const Result<int64_t> valid = ApplyRopeScaling(scaling, positions, rope);
   if (!valid.ok()) return valid.status().WithContext(source.name());
   config.max_positions = *valid;
+  if (config.latent.rank > 0 && scaling.type == RopeScalingType::kYarn && scaling.mscale_all_dim != 0) {
+    const double m = YarnMscale(scaling.factor, scaling.mscale_all_dim);
+    config.attention_scale *= static_cast<float>(m * m);
+  }
   BGTQ_ASSIGN_OR_RETURN(std::vector<float> divisors,
                         BlockTensor(source, "rope_freqs.weight", rope.rotary_dims));
   if (!divisors.empty()) {  // Llama 3's, as GGUF stores them

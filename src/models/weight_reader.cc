@@ -28,10 +28,16 @@ Result<std::unique_ptr<Weight>> WeightReader::Matrix(const std::string& name, in
 
 Result<std::unique_ptr<Weight>> WeightReader::MatrixRows(const std::string& name, int64_t rows, int64_t cols,
                                                          int64_t first, int64_t count) const {
+  BGTQ_ASSIGN_OR_RETURN(const TensorView view, Rows(name, rows, cols, first, count));
+  return backend_.LoadMatrix(view, source_.Find(name)->stored_name);
+}
+
+Result<TensorView> WeightReader::Rows(const std::string& name, int64_t rows, int64_t cols, int64_t first,
+                                      int64_t count) const {
   BGTQ_ASSIGN_OR_RETURN(const ModelTensor* tensor, Find(name, rows, cols));
-  const Result<TensorView> view = tensor->Rows(first, count);
+  Result<TensorView> view = tensor->Rows(first, count);
   if (!view.ok()) return view.status().WithContext(source_.name());
-  return backend_.LoadMatrix(*view, tensor->stored_name);
+  return view;
 }
 
 Result<std::unique_ptr<Weight>> WeightReader::Vector(const std::string& name, int64_t size) const {

@@ -20,6 +20,13 @@ class WeightReader {
   /// gate and up), or one expert's.
   Result<std::unique_ptr<Weight>> MatrixRows(const std::string& name, int64_t rows, int64_t cols,
                                              int64_t first, int64_t count) const;
+  /// The same rows as they are stored.
+  Result<TensorView> Rows(const std::string& name, int64_t rows, int64_t cols, int64_t first,
+                          int64_t count) const;
+  /// A matrix that was made of stored rows; its bytes must outlive the weight. name: for messages.
+  Result<std::unique_ptr<Weight>> Made(const TensorView& matrix, const std::string& name) const {
+    return backend_.LoadMatrix(matrix, name);
+  }
   /// A [size] vector.
   Result<std::unique_ptr<Weight>> Vector(const std::string& name, int64_t size) const;
   /// Elements [first, first + count) of a [size] vector.

@@ -63,6 +63,7 @@ struct Request {
   std::vector<std::string> stop;  // none empty
   int top_logprobs = -1;          // -1: no logprobs; else how many of the likeliest with each token
   bool ignore_end = false;        // go on past end-of-generation tokens
+  bool json_object = false;       // the answer is the text of one JSON object, and ends with it
   bool use_prefix_cache = true;
   int slot = -1;  // 0..slots-1: continue that slot's sequence where the prompt begins with it, and keep the
                   // sequence there afterwards; -1: none

@@ -73,7 +73,15 @@ Status Scheduler::Check(const Request& request) const {
 
 void Scheduler::Submit(RequestId id, Request request, EventSink sink) {
   ++counters_.requests;
-  waiting_.push_back(std::make_unique<Stream>(id, std::move(request), std::move(sink), options_.chunk));
+  auto json = request.json_object ? json_vocabulary() : nullptr;
+  waiting_.push_back(
+      std::make_unique<Stream>(id, std::move(request), std::move(sink), options_.chunk, std::move(json)));
+}
+
+std::shared_ptr<const JsonVocabulary> Scheduler::json_vocabulary() {
+  if (json_vocabulary_ == nullptr)
+    json_vocabulary_ = std::make_shared<const JsonVocabulary>(context_.model().tokenizer());
+  return json_vocabulary_;
 }
 
 void Scheduler::Cancel(RequestId id) {

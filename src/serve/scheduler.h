@@ -114,6 +114,9 @@ class Scheduler {
   void RunBatch();
   void DrawTokens();
 
+  /// Made when the first request needs it.
+  std::shared_ptr<const JsonVocabulary> json_vocabulary();
+
   static void Move(const Stream& stream, Streams& from, Streams& to);
   static std::unique_ptr<Stream> Remove(Streams& streams, const Stream& stream);  // null: not there
 
@@ -155,6 +158,7 @@ class Scheduler {
   const SchedulerOptions options_;
   const int64_t sequence_limit_;
   PrefixCache prefixes_;
+  std::shared_ptr<const JsonVocabulary> json_vocabulary_;
   Streams running_, waiting_;
   std::vector<Slot> slots_;
   std::vector<Stream*> batch_;                      // of the pass

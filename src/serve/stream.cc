@@ -38,7 +38,8 @@ void FillLogprobs(std::span<const float> logits, int count, NewToken& token) {
 
 }  // namespace
 
-Stream::Stream(RequestId id, Request request_in, EventSink sink, int64_t chunk)
+Stream::Stream(RequestId id, Request request_in, EventSink sink, int64_t chunk,
+               std::shared_ptr<const JsonVocabulary> json)
     : id(id),
       request(std::move(request_in)),
       keys(ChunkKeys(request.prompt, chunk)),
@@ -48,6 +49,7 @@ Stream::Stream(RequestId id, Request request_in, EventSink sink, int64_t chunk)
       stop_(request.stop),
       created_(Clock::now()) {
   usage_.prompt_tokens = prompt_length();
+  if (request.json_object) json_.emplace(std::move(json));
 }
 
 std::span<const Token> Stream::NextTokens(int64_t chunk) const {
@@ -59,7 +61,8 @@ std::span<const Token> Stream::NextTokens(int64_t chunk) const {
 
 Result<NewToken> Stream::Sample(std::span<const float> logits) {
   NewToken token;
-  BGTQ_ASSIGN_OR_RETURN(token.chosen.token, sampler_.Sample(logits, tokens_));
+  BGTQ_ASSIGN_OR_RETURN(token.chosen.token,
+                        sampler_.Sample(logits, tokens_, json_.has_value() ? &*json_ : nullptr));
   if (request.top_logprobs >= 0) FillLogprobs(logits, request.top_logprobs, token);
   return token;
 }
@@ -79,8 +82,11 @@ bool Stream::Take(NewToken token, std::string_view piece, bool end, int64_t limi
   ++usage_.new_tokens;
   std::optional<FinishReason> finished;
   std::string text = stop_.Push(utf8_.Push(piece));
+  if (json_.has_value()) json_->Take(token.chosen.token);
   if (stop_.matched()) {
     finished = FinishReason::kStop;
+  } else if (json_.has_value() && json_->done()) {
+    finished = FinishReason::kEnd;
   } else if (usage_.new_tokens == request.max_new_tokens) {
     finished = FinishReason::kLimit;
   } else if (length() >= limit) {

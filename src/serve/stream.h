@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/cache/kv_cache.h"
+#include "src/engine/json_filter.h"
 #include "src/serve/request.h"
 #include "src/serve/stop_matcher.h"
 
@@ -20,7 +21,9 @@ using Clock = std::chrono::steady_clock;
 
 class Stream {
  public:
-  Stream(RequestId id, Request request, EventSink sink, int64_t chunk);
+  /// json: of the model's tokenizer, where request.json_object is set; else null.
+  Stream(RequestId id, Request request, EventSink sink, int64_t chunk,
+         std::shared_ptr<const JsonVocabulary> json);
 
   const RequestId id;
   const Request request;
@@ -44,7 +47,8 @@ class Stream {
   /// are run again after a preemption are so too: each is computed as it was at first).
   std::span<const Token> NextTokens(int64_t chunk) const;
 
-  bool greedy() const { return request.sampler.greedy() && request.top_logprobs < 0; }
+  /// The model's likeliest token is the next one, and no logits are asked for.
+  bool greedy() const { return request.sampler.greedy() && request.top_logprobs < 0 && !request.json_object; }
   /// The next token from logits [vocabulary]. Errors: those of Sampler::Sample.
   Result<NewToken> Sample(std::span<const float> logits);
   /// Takes a new token and tells the sink. piece: its bytes; end: whether it ends the turn. limit: the most
@@ -64,6 +68,7 @@ class Stream {
   EventSink sink_;
   std::vector<Token> tokens_;
   Sampler sampler_;
+  std::optional<JsonFilter> json_;
   Utf8Stream utf8_;
   StopMatcher stop_;
   Usage usage_;

@@ -35,13 +35,58 @@ std::string_view Trim(std::string_view text) {
   return text;
 }
 
-std::string RenderChatMl(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
+using Messages = std::span<const ChatMessage>;
+using Tools = std::span<const std::string>;  // each a JSON object
+
+// Qwen's list of tools, to the end of the system turn.
+std::string QwenToolList(Tools tools) {
+  std::string out =
+      "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+      "function signatures within <tools></tools> XML tags:\n<tools>";
+  for (const std::string& tool : tools) out.append("\n").append(tool);
+  return out.append(
+      "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+      "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
+      "<args-json-object>}\n</tool_call><|im_end|>\n");
+}
+
+std::string QwenToolCall(const ToolCall& call) {
+  return fmt::format("<tool_call>\n{{\"name\": \"{}\", \"arguments\": {}}}\n</tool_call>", call.name,
+                     call.arguments);
+}
+
+// The result of a call; results in a row share a user's turn.
+void AppendQwenToolResponse(Messages messages, size_t i, std::string* out) {
+  if (i == 0 || messages[i - 1].role != "tool") out->append("<|im_start|>user");
+  out->append("\n<tool_response>\n").append(messages[i].content).append("\n</tool_response>");
+  if (i + 1 == messages.size() || messages[i + 1].role != "tool") out->append("<|im_end|>\n");
+}
+
+std::string RenderChatMl(const RecognizedTemplate& chat, Messages messages, Tools tools) {
   std::string out;
   const auto turn = [&](std::string_view role, std::string_view content) {
     out.append("<|im_start|>").append(role).append("\n").append(content).append("<|im_end|>\n");
   };
-  if (messages[0].role != "system" && !chat.default_system.empty()) turn("system", chat.default_system);
-  for (const ChatMessage& message : messages) turn(message.role, message.content);
+  const bool has_system = messages[0].role == "system";
+  if (!tools.empty()) {
+    out.append("<|im_start|>system\n").append(has_system ? messages[0].content : chat.default_system);
+    out.append("\n\n").append(QwenToolList(tools));
+  } else if (!has_system && !chat.default_system.empty()) {
+    turn("system", chat.default_system);
+  }
+  for (size_t i = has_system && !tools.empty() ? 1 : 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (message.role == "tool") {
+      AppendQwenToolResponse(messages, i, &out);
+    } else if (message.tool_calls.empty()) {
+      turn(message.role, message.content);
+    } else {
+      out.append("<|im_start|>assistant");
+      if (!message.content.empty()) out.append("\n").append(message.content);
+      for (const ToolCall& call : message.tool_calls) out.append("\n").append(QwenToolCall(call));
+      out.append("<|im_end|>\n");
+    }
+  }
   return out.append("<|im_start|>assistant\n");
 }
 
@@ -76,7 +121,7 @@ std::string_view AfterLast(std::string_view text, std::string_view mark) {
   return at == std::string_view::npos ? text : text.substr(at + mark.size());
 }
 
-std::string RenderQwen3(std::span<const ChatMessage> messages) {
+std::string RenderQwen3(Messages messages, Tools tools) {
   // The last question: the last user message that is no tool's response in disguise.
   size_t last_query = messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;) {
@@ -88,8 +133,18 @@ std::string RenderQwen3(std::span<const ChatMessage> messages) {
     }
   }
   std::string out;
-  for (size_t i = 0; i < messages.size(); ++i) {
+  const bool has_system = messages[0].role == "system";
+  if (!tools.empty()) {
+    out.append("<|im_start|>system\n");
+    if (has_system) out.append(messages[0].content).append("\n\n");
+    out.append(QwenToolList(tools));
+  }
+  for (size_t i = has_system && !tools.empty() ? 1 : 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
+    if (role == "tool") {
+      AppendQwenToolResponse(messages, i, &out);
+      continue;
+    }
     std::string_view content = messages[i].content, thinking;
     out.append("<|im_start|>").append(role).append("\n");
     if (role == "assistant") {
@@ -97,10 +152,17 @@ std::string RenderQwen3(std::span<const ChatMessage> messages) {
         thinking = StripLeft(AfterLast(StripRight(content.substr(0, end)), kThinkBegin));
         content = StripLeft(AfterLast(content, kThinkEnd));
       }
+      const bool says_nothing = content.empty();
       if (i > last_query && (i + 1 == messages.size() || !thinking.empty())) {
         out.append("<think>\n").append(StripRight(thinking)).append("\n</think>\n\n");
         content = StripLeft(content);
       }
+      out.append(content);
+      for (const ToolCall& call : messages[i].tool_calls) {
+        if (&call != messages[i].tool_calls.data() || !says_nothing) out.append("\n");
+        out.append(QwenToolCall(call));
+      }
+      content = {};
     }
     out.append(content).append("<|im_end|>\n");
   }
@@ -212,22 +274,37 @@ std::string RenderTulu(const RecognizedTemplate& chat, std::span<const ChatMessa
 
 }  // namespace
 
-Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
-                               std::span<const ChatMessage> messages) {
+Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::span<const ChatMessage> messages,
+                               std::span<const std::string> tools) {
+  const bool knows_tools = chat_template.tools != ToolForm::kNone;
+  if (!tools.empty() && !knows_tools) {
+    return Status(ErrorCode::kUnsupported,
+                  "'tools': this model's chat template has no part for tools that is known here");
+  }
   if (messages.empty()) return Status(ErrorCode::kInvalidArgument, "a chat needs at least one message");
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
-    if (role != "system" && role != "user" && role != "assistant") {
+    if (!knows_tools && (role == "tool" || !messages[i].tool_calls.empty())) {
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("messages[{}]: this model's chat template has no part for tools that is known here",
+                      i));
+    }
+    if (role != "assistant" && !messages[i].tool_calls.empty()) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("messages[{}].tool_calls: only an assistant calls tools", i));
+    }
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
       return Status(
           ErrorCode::kInvalidArgument,
-          fmt::format("messages[{}].role is \"{}\"; known roles: system, user, assistant", i, role));
+          fmt::format("messages[{}].role is \"{}\"; known roles: system, user, assistant, tool", i, role));
     }
   }
   switch (chat_template.kind) {
     case ChatTemplate::kChatMl:
-      return RenderChatMl(chat_template, messages);
+      return RenderChatMl(chat_template, messages, tools);
     case ChatTemplate::kQwen3:
-      return RenderQwen3(messages);
+      return RenderQwen3(messages, tools);
     case ChatTemplate::kLlama3:
       return RenderLlama3(chat_template, messages);
     case ChatTemplate::kMistral:

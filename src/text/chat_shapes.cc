@@ -71,6 +71,45 @@ namespace {
   "{{ '<|assistant|>\\n' + message.content + eos_token }}{% endif %}{% endif %}"                          \
   "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}{% endfor %}"
 
+// The parts of Qwen's templates that tools reach.
+#define BGTQ_QWEN_TOOL_LIST                                                                                \
+  "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided "  \
+  "with "                                                                                                  \
+  "function signatures within <tools></tools> XML tags:\\n<tools>' }}{% for tool in tools %}{{ '\\n' }}"   \
+  "{{ tool | tojson }}{% endfor %}{{ '\\n</tools>\\n\\nFor each function call, return a json object with " \
+  "function name and arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\"name\": "       \
+  "<function-name>, \"arguments\": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}"
+#define BGTQ_QWEN_TOOL_RESPONSE(first, content)                                                         \
+  "{% if " first                                                                                        \
+  " or (messages[loop.index0 - 1].role != 'tool') %}{{ '<|im_start|>user' }}{% endif %}"                \
+  "{{ '\\n<tool_response>\\n' }}{{ " content                                                            \
+  " }}{{ '\\n</tool_response>' }}"                                                                      \
+  "{% if loop.last or (messages[loop.index0 + 1].role != 'tool') %}{{ '<|im_end|>\\n' }}{% endif %}{% " \
+  "endif %}"
+
+constexpr std::string_view kQwen25Tools[] = {
+    "{{ '<|im_start|>system\\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
+    "{{ '@SYSTEM@' }}{% endif %}{{ '\\n\\n" BGTQ_QWEN_TOOL_LIST,
+    "{{ '<|im_start|>' + message.role }}{% if message.content %}{{ '\\n' + message.content }}{% endif %}"
+    "{% for tool_call in message.tool_calls %}{% if tool_call.function is defined %}"
+    "{% set tool_call = tool_call.function %}{% endif %}{{ '\\n<tool_call>\\n{\"name\": \"' }}{{ "
+    "tool_call.name }}"
+    "{{ '\", \"arguments\": ' }}{{ tool_call.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% elif message.role == 'tool' %}" BGTQ_QWEN_TOOL_RESPONSE("(loop.index0 == 0)",
+                                                                                     "message.content")};
+
+#define BGTQ_QWEN3_TOOLS(content)                                                                            \
+  "{{ '<|im_start|>system\\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}"   \
+  "{% endif %}{{ '" BGTQ_QWEN_TOOL_LIST,                                                                     \
+      "{% for tool_call in message.tool_calls %}{% if (loop.first and content) or (not loop.first) %}"       \
+      "{{ '\\n' }}{% endif %}{% if tool_call.function %}{% set tool_call = tool_call.function %}{% endif %}" \
+      "{{ '<tool_call>\\n{\"name\": \"' }}{{ tool_call.name }}{{ '\", \"arguments\": ' }}"                   \
+      "{% if tool_call.arguments is string %}{{ tool_call.arguments }}{% else %}"                            \
+      "{{ tool_call.arguments | tojson }}{% endif %}{{ '}\\n</tool_call>' }}{% endfor %}",                   \
+      BGTQ_QWEN_TOOL_RESPONSE("loop.first", content)
+constexpr std::string_view kQwen3Tools[] = {BGTQ_QWEN3_TOOLS("message.content")};
+constexpr std::string_view kQwen3LaterTools[] = {BGTQ_QWEN3_TOOLS("content")};
+
 constexpr ChatShape kShapes[] = {
     // ChatML without a default system message.
     {ChatTemplate::kChatMl, "{% for message in messages %}" BGTQ_CHATML_TURN "{% endfor %}" BGTQ_CHATML_OPEN,
@@ -95,7 +134,7 @@ constexpr ChatShape kShapes[] = {
      "{% if (message.role == 'user') or (message.role == 'system' and not loop.first) or "
      "(message.role == 'assistant' and not message.tool_calls) %}" BGTQ_CHATML_TURN
      "{% elif message.role == 'assistant' %}{% anything %}{% endfor %}" BGTQ_CHATML_OPEN,
-     "", ""},
+     "", "", false, false, ToolForm::kQwen25, kQwen25Tools},
     // Llama 3.
     {ChatTemplate::kLlama3, BGTQ_LLAMA3_LOOP BGTQ_LLAMA3_OPEN, "", "", true},
     {ChatTemplate::kLlama3, BGTQ_LLAMA3_LOOP "{% if add_generation_prompt %}" BGTQ_LLAMA3_OPEN "{% endif %}",
@@ -127,7 +166,7 @@ constexpr ChatShape kShapes[] = {
              "{% set reasoning_content = "
              "message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1]"
              ".lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END,
-     "", "", false, true},
+     "", "", false, true, ToolForm::kQwen3, kQwen3Tools},
     {ChatTemplate::kQwen3,
      BGTQ_QWEN3_START(
          "message.content is string and ") "{% for message in messages %}"
@@ -147,7 +186,7 @@ constexpr ChatShape kShapes[] = {
                                            "think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
                                            "{% set content = content.split('</think>')[-1].lstrip('\\n') "
                                            "%}{% endif %}{% endif %}" BGTQ_QWEN3_END,
-     "", "", false, true},
+     "", "", false, true, ToolForm::kQwen3, kQwen3LaterTools},
     // Mistral Nemo.
     {ChatTemplate::kMistral,
      "{% if messages[0].role == 'system' %}{% set system_message = messages[0].content %}"

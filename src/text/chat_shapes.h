@@ -17,6 +17,8 @@ struct ChatShape {
   std::string_view generation;       // where kinds have several: what opens the assistant's turn
   bool begins_with_bos = false;      // the template puts bos_token first
   bool strips_thinking = false;      // drops what stands before </think> in answers
+  ToolForm tools = ToolForm::kNone;  // where each {% anything %} is what tool_parts say, in order
+  std::span<const std::string_view> tool_parts = {};
 };
 
 inline constexpr std::string_view kShapeSystem = "@SYSTEM@";

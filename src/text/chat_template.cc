@@ -18,7 +18,7 @@ std::optional<std::string> MatchShape(const std::string& shape, std::string_view
       fmt::format("{{%{0}anything{0}}}{0}", kCanonicalEnd);  // {% anything %} in canonical form
   std::string system;
   std::string_view rest = shape;
-  bool capture = false, gap = false;  // what stands before the next literal
+  bool capture = false, gap = false, captured = false;  // the first two: what stands before the next literal
   for (;;) {
     const size_t next_gap = rest.find(anything), next_system = rest.find(kShapeSystem);
     const size_t literal_bytes = std::min({next_gap, next_system, rest.size()});
@@ -33,6 +33,8 @@ std::optional<std::string> MatchShape(const std::string& shape, std::string_view
     }
     if (found == std::string_view::npos) return std::nullopt;
     if (capture) {
+      if (captured && system != text.substr(0, found)) return std::nullopt;
+      captured = true;
       system.assign(text.substr(0, found));
       // One string literal without further turns in it.
       if (system.empty() || system.find(kCanonicalEnd) != std::string::npos ||
@@ -46,6 +48,19 @@ std::optional<std::string> MatchShape(const std::string& shape, std::string_view
     gap = !capture;
     rest.remove_prefix(literal_bytes + (capture ? kShapeSystem.size() : anything.size()));
   }
+}
+
+// The shape's template with its tool parts in their places.
+std::string WithToolParts(const ChatShape& shape) {
+  constexpr std::string_view kAnything = "{% anything %}";
+  std::string jinja(shape.jinja);
+  size_t at = 0;
+  for (const std::string_view part : shape.tool_parts) {
+    at = jinja.find(kAnything, at);
+    jinja.replace(at, kAnything.size(), part);
+    at += part.size();
+  }
+  return jinja;
 }
 
 }  // namespace
@@ -70,6 +85,10 @@ Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja, std::string
     result.eos_token = eos_token;
     result.begins_with_bos = shape.begins_with_bos;
     result.strips_thinking = shape.strips_thinking;
+    if (shape.tools != ToolForm::kNone && MatchShape(CanonicalJinja(WithToolParts(shape)).value(), *text) ==
+                                              std::optional(result.default_system)) {
+      result.tools = shape.tools;
+    }
     return result;
   }
   return Status(

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 
 #include "src/codec/head_builder.h"
 #include "src/codec/record.h"
@@ -71,6 +72,52 @@ TEST(Recipe, AlignedKeepsItsStoredBytes) {
       EXPECT_GE(BytesPerToken(head), c.bytes - 4);  // and spends them
       EXPECT_TRUE(Validity(head).ok()) << Validity(head).message();
     }
+  }
+}
+
+// MLA: a rope key of 32 dims and a latent of 64, planned together.
+TEST(LatentHead, RopeKeyAndLatentHaveGroupsOfTheirOwn) {
+  HeadCalibration calibration = SyntheticHead(96, 1.5, 4.0, 3).Calibrate(256, 4);
+  calibration.latent_dims = 64;
+  calibration.values.clear();
+  for (const char* name : {"aligned", "paper", "uniform"}) {
+    const Result<const Recipe*> recipe = FindRecipe(name);
+    ASSERT_TRUE(recipe.ok());
+    const Result<HeadPlan> head = PlanHead(**recipe, calibration, {3, 3, 1}, 0, 0);
+    ASSERT_TRUE(head.ok()) << name << ": " << head.status().message();
+    EXPECT_TRUE(Validity(*head).ok()) << name << ": " << Validity(*head).message();
+    EXPECT_EQ(head->latent_dims, 64);
+    EXPECT_EQ(head->value_units(), 0);
+    int rope_dims = 0;
+    for (const GroupPlan& group : head->groups) {
+      double energy[2] = {0, 0};  // of T's rows on the rope key, on the latent
+      for (int r = 0; r < group.dims; ++r) {
+        for (int d = 0; d < 96; ++d) {
+          const size_t row = static_cast<size_t>(kUnitDims * group.first_unit + r);
+          energy[d < 32 ? 0 : 1] += std::abs(head->key_transform[row * 96 + static_cast<size_t>(d)]);
+        }
+      }
+      EXPECT_TRUE(energy[0] == 0 || energy[1] == 0) << name;
+      if (energy[0] > 0) rope_dims += group.dims;
+    }
+    EXPECT_EQ(rope_dims, 32) << name;
+    if (std::string_view(name) == "paper") continue;  // its narrow groups are padded
+    // Nothing is stored twice: 96 dims at 3 bits, and norms.
+    EXPECT_GE(BytesPerToken(*head), 36) << name;
+    EXPECT_LE(BytesPerToken(*head), 36 + 2.0 * static_cast<double>(head->groups.size()) + 6) << name;
+  }
+}
+
+TEST(LatentHead, TheLatentTakesTheLargerOfBothBudgets) {
+  HeadCalibration calibration = SyntheticHead(96, 0.0, 0.0, 3).Calibrate(256, 4);
+  calibration.latent_dims = 64;
+  calibration.values.clear();
+  const Result<const Recipe*> recipe = FindRecipe("uniform");
+  ASSERT_TRUE(recipe.ok());
+  for (const auto& [k_bits, v_bits] : {std::pair{2.0, 4.0}, std::pair{4.0, 2.0}}) {
+    const Result<HeadPlan> head = PlanHead(**recipe, calibration, {k_bits, v_bits, 1}, 0, 0);
+    ASSERT_TRUE(head.ok()) << head.status().message();
+    for (const GroupPlan& group : head->groups) EXPECT_EQ(group.width, group.dims == 64 ? 4 : k_bits);
   }
 }
 

@@ -79,6 +79,14 @@ inline HeadPlan MakeHeadPlan(const HeadSpec& spec, uint64_t seed) {
   return plan;
 }
 
+// The same head as one of latents: its last dims are its value.
+inline HeadPlan WithLatents(HeadPlan plan, int latent_dims) {
+  plan.latent_dims = latent_dims;
+  plan.value = {};
+  plan.value_transform.clear();
+  return plan;
+}
+
 inline RopeConfig MakeRope(int head_dim, float attention_factor = 1.0f) {
   RopeConfig config;
   config.head_dim = head_dim;
@@ -127,7 +135,7 @@ inline Sequence MakeSequence(const HeadPlan& plan, const RopeTable& rope, int64_
     const std::span<const float> keys(s.keys.data() + t * dim, count * dim);
     const std::span<const float> values(s.values.data() + t * dim, count * dim);
     if (!reference::EncodeKeys(plan, layout, rope, keys, t, record).ok()) std::abort();
-    if (!reference::EncodeValues(plan, layout, values, t, record).ok()) std::abort();
+    if (plan.latent_dims == 0 && !reference::EncodeValues(plan, layout, values, t, record).ok()) std::abort();
   }
   for (const auto& record : s.storage) s.records.push_back(record.data());
   return s;

@@ -262,7 +262,8 @@ void TestCapturedChain(const DeviceLimits& limits, int64_t rows) {
       step(LaunchRmsNorm(x.data(), norm.data(), 1e-6f, rows, kHidden, h.data(), nullptr, nullptr, early,
                          stream));
       step(matmul.Run(first, h.data(), nullptr, rows, kHidden, early, stream));
-      step(LaunchGate(GateFunction::kSilu, g.data(), u.data(), rows * kInner, inner.data(), nullptr, early, stream));
+      step(LaunchGate(GateFunction::kSilu, g.data(), u.data(), rows * kInner, inner.data(), nullptr, early,
+                      stream));
       const MatMulItem second = {down.data(), nullptr, x.data(), kHidden, kHidden, kInnerScale, true};
       step(matmul.Run({&second, 1}, inner.data(), nullptr, rows, kInner, early, stream));
     }

@@ -80,6 +80,33 @@ class HuggingFaceModel : public testing::TestWithParam<std::string> {
  protected:
   HuggingFaceModel() : model_(OpenForIds(HuggingFacePath(GetParam()))), reference_(GetParam()) {}
   void SetUp() override { ASSERT_NE(model_, nullptr); }
+  /// MLA: transformers' keys are [nope | rope], the rope part equal in all heads; ours [rope | latent].
+  void ExpectLatents(const Recorder& recorder, size_t tokens) {
+    const ModelConfig& config = model_->config();
+    const auto dim = static_cast<size_t>(config.head_dim),
+               rope_dims = static_cast<size_t>(config.latent.rope_dims);
+    const size_t nope = static_cast<size_t>(config.latent.nope_dims), rank = dim - rope_dims;
+    const RopeTable rope(config.rope);
+    for (int l = 0; l < config.layers; ++l) {
+      const std::vector<float> latent = reference_.Floats("latent." + std::to_string(l));  // [tokens, rank]
+      const std::vector<float> k =
+          reference_.Floats("k." + std::to_string(l));  // [heads, tokens, nope + rope]
+      float latent_worst = 0, rope_worst = 0;
+      std::vector<float> rotated(dim);
+      for (size_t t = 0; t < tokens; ++t) {
+        rope.Rotate(&recorder.keys.at(l)[t * dim], static_cast<int64_t>(t), rotated.data());
+        const std::span<const float> ours(rotated), theirs(k), latents(latent);
+        rope_worst = std::max(
+            rope_worst,
+            MaxDifference(ours.first(rope_dims), theirs.subspan(t * (nope + rope_dims) + nope, rope_dims)));
+        latent_worst =
+            std::max(latent_worst, MaxDifference(ours.last(rank), latents.subspan(t * rank, rank)));
+      }
+      EXPECT_LT(rope_worst, 1e-5f * Largest(k)) << "layer " << l;
+      EXPECT_LT(latent_worst, 1e-5f * Largest(latent)) << "layer " << l;
+    }
+  }
+
   std::unique_ptr<LoadedModel> model_;
   Reference reference_;
 };
@@ -112,6 +139,10 @@ TEST_P(HuggingFaceModel, KeysAndValuesEqualTransformers) {
   const SequenceTokens item{*context->cache().AddSequence(), ids};
   ASSERT_TRUE(context->Run({&item, 1}, {.observer = &recorder}).ok());
   const auto dim = static_cast<size_t>(config.head_dim);
+  if (config.latent.rank > 0) {
+    ExpectLatents(recorder, ids.size());
+    return;
+  }
   for (int l = 0; l < config.layers; ++l) {
     const std::vector<float> k = reference_.Floats("k." + std::to_string(l));  // [kv_heads, tokens, dim]
     const std::vector<float> v = reference_.Floats("v." + std::to_string(l));
@@ -152,7 +183,7 @@ TEST_P(HuggingFaceModel, APackedCacheOfThreeBitsComesCloseAndEqualsItsDecoding) 
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFaceModel,
                          testing::Values("llama", "llama3-rope", "qwen2", "mistral-nemo", "mistral-swa",
                                          "qwen3", "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3",
-                                         "olmo2", "phi3"),
+                                         "olmo2", "phi3", "deepseek_v2"),
                          [](const auto& info) { return TestName(info.param); });
 
 /// The same weights in GGUF and in safetensors.
@@ -194,7 +225,8 @@ TEST_P(ModelInTwoFormats, RunsTheOtherFormatsPlanAlike) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelInTwoFormats,
-                         testing::Values("llama", "llama3-rope", "qwen2", "qwen3_moe", "glm4", "gemma3"),
+                         testing::Values("llama", "llama3-rope", "qwen2", "qwen3_moe", "glm4", "gemma3",
+                                         "deepseek_v2"),
                          [](const auto& info) { return TestName(info.param); });
 
 /// A copy of a model in a folder of the test's own, to be changed.

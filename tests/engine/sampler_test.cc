@@ -92,6 +92,46 @@ TEST(Sampler, RepeatPenaltyLooksAtRecentTokensOnly) {
   EXPECT_EQ(*sampler.Sample(std::vector<float>{-1, -1.5f}, std::vector<Token>{0}), 1);  // -1 * 2 < -1.5
 }
 
+TEST(Sampler, FrequencyAndPresencePenaltiesCountWhatWasDrawn) {
+  SamplerOptions options = Plain();
+  options.temperature = 0;
+  options.frequency_penalty = 0.5f;
+  options.presence_penalty = 0.25f;
+  EXPECT_FALSE(options.greedy());
+  Sampler sampler(options);
+  const std::vector<float> logits = {4, 3, 1};
+  // 4, then 4 - .5 k - .25 of token 0: 3.25, 2.75; token 1 once: 3 - .75. The history is not what was drawn.
+  const std::vector<Token> history = {0, 0, 0, 0};
+  std::vector<Token> drawn;
+  for (int i = 0; i < 6; ++i) drawn.push_back(*sampler.Sample(logits, history));
+  EXPECT_EQ(drawn,
+            (std::vector<Token>{0, 0, 1, 0, 0, 1}));  // 2.75 < 3; 2.75, 2.25 at a tie the lower id, 2.25
+}
+
+TEST(Sampler, ABiasMovesItsTokenAlone) {
+  SamplerOptions options = Plain();
+  options.logit_bias = {{0, -100.0f}, {3, std::log(6.0f)}, {77, 5.0f}, {-1, 5.0f}};
+  EXPECT_FALSE(options.greedy());
+  const auto shares = Shares(options, kLogits);  // 0, .3, .15, .3 of .75
+  EXPECT_EQ(shares.count(0), 0u);
+  EXPECT_NEAR(shares.at(1), 0.4, 0.015);
+  EXPECT_NEAR(shares.at(3), 0.4, 0.015);
+}
+
+TEST(Sampler, AFilterComesBeforeEverythingElse) {
+  struct Odd : TokenFilter {
+    bool Allows(Token token) const override { return token % 2 == 1; }
+  } odd;
+  struct None : TokenFilter {
+    bool Allows(Token) const override { return false; }
+  } none;
+  SamplerOptions options = Plain();
+  options.top_k = 1;
+  Sampler sampler(options);
+  EXPECT_EQ(*sampler.Sample(kLogits, {}, &odd), 1);
+  EXPECT_EQ(sampler.Sample(kLogits, {}, &none).status().code(), ErrorCode::kUnsupported);
+}
+
 TEST(Sampler, TheSameSeedDrawsTheSameTokens) {
   SamplerOptions options = Plain();
   options.seed = 42;

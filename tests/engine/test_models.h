@@ -20,8 +20,8 @@ inline std::string TinyModelPath(const std::string& name) {
 
 /// Every family of hf/, each with another forward pass.
 inline std::vector<std::string> FamilyModels() {
-  return {"hf/mistral-swa", "hf/mistral-nemo", "hf/qwen3",  "hf/qwen3-v5config", "hf/qwen3_moe",
-          "hf/glm",         "hf/glm4",         "hf/gemma3", "hf/olmo2",          "hf/phi3"};
+  return {"hf/mistral-swa", "hf/mistral-nemo", "hf/qwen3", "hf/qwen3-v5config", "hf/qwen3_moe",  "hf/glm",
+          "hf/glm4",        "hf/gemma3",       "hf/olmo2", "hf/phi3",           "hf/deepseek_v2"};
 }
 
 /// A model's name as part of a test's.

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <set>
+#include <sstream>
 
 #include "src/engine/calibration.h"
 #include "src/eval/tasks/aime.h"
@@ -79,6 +80,43 @@ TEST_F(RunnerTest, ARunThatWasCutAnywhereGoesOnToTheSameResults) {
     EXPECT_EQ(run->samples.size(), 6u);
     ASSERT_EQ(Content(), whole) << "cut at " << cut;
   }
+}
+
+TEST_F(RunnerTest, AnswersAreTheSameSeveralAtATime) {
+  ASSERT_TRUE(Run().ok());
+  const auto lines = [](const std::string& text) {
+    std::multiset<std::string> all;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) all.insert(line);
+    return all;
+  };
+  const std::multiset<std::string> alone = lines(Content());
+  for (const size_t parallel : {2, 4, 9}) {
+    std::filesystem::remove(path_);
+    CacheOptions options;
+    options.kind = CacheKind::kHalf;
+    options.max_tokens = static_cast<int64_t>(128 * parallel);
+    context_ = MakeContext(*model_, options);
+    run_.parallel = parallel;
+    const Result<TaskRun> run = Run();
+    ASSERT_TRUE(run.ok()) << run.status().message();
+    EXPECT_EQ(lines(Content()), alone) << parallel;
+    for (size_t i = 0; i < run->samples.size(); ++i) EXPECT_EQ(run->samples[i].index, i);
+    EXPECT_EQ(context_->cache().free_tokens(), context_->cache().options().max_tokens);
+  }
+}
+
+TEST_F(RunnerTest, ACacheTooSmallForTheSamplesAtATimeIsSaid) {
+  CacheOptions options;
+  options.kind = CacheKind::kHalf;
+  options.max_tokens = 128;
+  context_ = MakeContext(*model_, options);
+  run_.parallel = 3;
+  const Result<TaskRun> run = Run();
+  EXPECT_EQ(run.status().code(), ErrorCode::kOutOfMemory) << run.status().message();
+  EXPECT_EQ(context_->cache().free_tokens(), options.max_tokens) << "sequences are given back";
+  run_.parallel = 0;
+  EXPECT_EQ(Run().status().code(), ErrorCode::kInvalidArgument);
 }
 
 TEST_F(RunnerTest, AStopKeepsWhatIsFinishedAndALaterRunDoesTheRest) {

@@ -21,6 +21,7 @@ using testing::HasSubstr;
 
 void ExpectSameHead(const HeadPlan& a, const HeadPlan& b) {
   EXPECT_EQ(a.head_dim, b.head_dim);
+  EXPECT_EQ(a.latent_dims, b.latent_dims);
   EXPECT_EQ(a.groups, b.groups);
   EXPECT_EQ(a.key_transform, b.key_transform);
   EXPECT_EQ(a.query_transform, b.query_transform);
@@ -55,6 +56,33 @@ TEST(PlanFile, RoundTripIsExact) {
     ExpectSameHead(loaded->heads[h], plan.heads[h]);
   }
   EXPECT_EQ(loaded->Hash(), plan.Hash());
+}
+
+TEST(PlanFile, APlanOfLatentsIsVersionTwoAndHasNoValues) {
+  TemporaryFolder folder;
+  Plan plan = SamplePlan();
+  for (HeadPlan& head : plan.heads) {
+    head.latent_dims = 16;
+    head.value = {};
+    head.value_transform.clear();
+  }
+  ASSERT_TRUE(SavePlan(plan, folder.File("p")).ok()) << SavePlan(plan, folder.File("p")).message();
+  const auto file = SafetensorsFile::Open(folder.File("p"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ((*file)->metadata().find("version")->second, "2");
+  EXPECT_FALSE((*file)->tensors().contains("layers.0.heads.0.value_transform"));
+  const auto loaded = LoadPlan(folder.File("p"));
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  for (size_t h = 0; h < plan.heads.size(); ++h) ExpectSameHead(loaded->heads[h], plan.heads[h]);
+  EXPECT_EQ(loaded->Hash(), plan.Hash());
+
+  plan.heads[1].latent_dims = 32;
+  EXPECT_THAT(plan.Validate().message(), HasSubstr("latent"));
+  plan.heads[1].latent_dims = 16;
+  plan.heads[1].value = SamplePlan().heads[1].value;
+  EXPECT_THAT(plan.Validate().message(), HasSubstr("value group"));
+  for (HeadPlan& head : plan.heads) head.latent_dims = 24;
+  EXPECT_THAT(plan.Validate().message(), HasSubstr("24 dims"));
 }
 
 TEST(PlanFile, APlanThatIsNotValidIsNotSaved) {
@@ -143,7 +171,7 @@ TEST_F(DamagedPlan, PutTogetherUnchangedItLoads) {
 
 TEST_F(DamagedPlan, FormatAndVersion) {
   Expect([](Parts& p) { p.metadata["format"] = "pt"; }, "not a plan: metadata 'format' is 'pt'");
-  Expect([](Parts& p) { p.metadata["version"] = "2"; }, "plan format version 2; this build reads up to 1",
+  Expect([](Parts& p) { p.metadata["version"] = "3"; }, "plan format version 3; this build reads up to 2",
          ErrorCode::kUnsupported);
   Expect([](Parts& p) { p.metadata["version"] = "0"; }, "'version' is 0");
   Expect([](Parts& p) { p.metadata["version"] = "1x"; }, "'version' is '1x', not a number");

@@ -14,7 +14,9 @@ TEST(JsonRequest, TakesEveryFieldOfACompletion) {
   const auto request = ParseCompletionRequest(
       R"({"prompt":["a",[1,2]],"max_tokens":5,"temperature":0.5,"top_p":0.9,"min_p":0.1,"top_k":3,"seed":7,
           "n":2,"stop":"x","logprobs":2,"echo":true,"stream":true,"stream_options":{"include_usage":true},
-          "ignore_eos":true,"cache_prompt":false,"repeat_penalty":1.1,"unknown":{"is":"ignored"}})");
+          "ignore_eos":true,"cache_prompt":false,"repeat_penalty":1.1,"unknown":{"is":"ignored"},
+          "frequency_penalty":-0.5,"presence_penalty":2,"logit_bias":{"5":-100,"6":1.5,"7":0},
+          "response_format":{"type":"json_object"}})");
   ASSERT_TRUE(request.ok()) << request.status().message();
   ASSERT_EQ(request->prompts.size(), 2u);
   EXPECT_EQ(std::get<std::string>(request->prompts[0]), "a");
@@ -27,6 +29,10 @@ TEST(JsonRequest, TakesEveryFieldOfACompletion) {
   EXPECT_EQ(s.sampler.top_k, 3);
   EXPECT_EQ(s.sampler.seed, 7u);
   EXPECT_EQ(s.sampler.repeat_penalty, 1.1f);
+  EXPECT_EQ(s.sampler.frequency_penalty, -0.5f);
+  EXPECT_EQ(s.sampler.presence_penalty, 2.0f);
+  EXPECT_EQ(s.sampler.logit_bias, (std::vector<std::pair<Token, float>>{{5, -100.0f}, {6, 1.5f}}));
+  EXPECT_TRUE(s.json_object);
   EXPECT_EQ(s.choices, 2);
   EXPECT_EQ(s.stop, std::vector<std::string>{"x"});
   EXPECT_EQ(s.top_logprobs, 2);
@@ -43,6 +49,43 @@ TEST(JsonRequest, JoinsTheTextPartsOfAMessage) {
   EXPECT_EQ(request->settings.top_logprobs, -1);
 }
 
+TEST(JsonRequest, TakesToolsWithTheirKeysInOrder) {
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"f","zeta":1,"alpha":{"b":[],"a":"ü"}}}])";
+  const std::string messages =
+      R"("messages":[{"role":"user","content":"q"},{"role":"assistant","content":null,"tool_calls":
+          [{"id":"1","type":"function","function":{"name":"f","arguments":"{\"z\":1, \"a\":[2]}"}}]},
+          {"role":"tool","tool_call_id":"1","content":"r"}])";
+  const auto request = ParseChatRequest("{" + tools + "," + messages + "}");
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  EXPECT_EQ(request->tools,
+            std::vector<std::string>{R"({"type": "function", "function": {"name": "f", "zeta": 1, )"
+                                     R"("alpha": {"b": [], "a": "ü"}}})"});
+  ASSERT_EQ(request->messages[1].tool_calls.size(), 1u);
+  EXPECT_EQ(request->messages[1].tool_calls[0].arguments, R"({"z": 1, "a": [2]})");
+  EXPECT_EQ(request->messages[2].role, "tool");
+  EXPECT_TRUE(ParseChatRequest("{" + tools + R"(,"tool_choice":"none",)" + messages + "}")->tools.empty());
+  for (const char* refused : {R"("tool_choice":"required")", R"("tool_choice":{"type":"function"})",
+                              R"("parallel_tool_calls":false)"}) {
+    const Status status = ParseChatRequest("{" + tools + "," + refused + "," + messages + "}").status();
+    EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << refused;
+    EXPECT_NE(status.message().find(std::string(refused).substr(1, 8)), std::string::npos)
+        << status.message();
+  }
+  for (const char* bad : {"1", "[1]", "[{}]", R"([{"type":"function","function":{"name":"a b"}}])",
+                          R"([{"type":"function","function":{"name":""}}])"}) {
+    EXPECT_EQ(ParseChatRequest(std::string(R"({"tools":)") + bad + "," + messages + "}").status().code(),
+              ErrorCode::kInvalidArgument)
+        << bad;
+  }
+  for (const char* bad : {R"({"name":"f"})", R"({"name":"f","arguments":"[1]"})",
+                          R"({"name":"f","arguments":"{"})", R"({"name":"\"","arguments":"{}"})"}) {
+    const std::string body =
+        std::string(R"({"messages":[{"role":"assistant","tool_calls":[{"function":)") + bad + "}]}]}";
+    EXPECT_EQ(ParseChatRequest(body).status().code(), ErrorCode::kInvalidArgument) << bad;
+  }
+}
+
 TEST(JsonRequest, NamesTheFieldThatIsOutOfRange) {
   for (const char* field :
        {"max_tokens", "temperature", "top_p", "min_p", "top_k", "seed", "n", "logprobs", "id_slot"}) {
@@ -52,13 +95,18 @@ TEST(JsonRequest, NamesTheFieldThatIsOutOfRange) {
       EXPECT_NE(status.message().find(field), std::string::npos) << status.message();
     }
   }
+  for (const char* bias : {"[1]", R"({"x":1})", R"({"-1":1})", R"({"1":101})", R"({"1":"2"})", R"({"1 ":1})"})
+    EXPECT_EQ(CompletionError(std::string("\"logit_bias\":") + bias).code(), ErrorCode::kInvalidArgument)
+        << bias;
+  EXPECT_FALSE(CompletionError(R"("frequency_penalty":2.1)").ok());
+  EXPECT_FALSE(CompletionError(R"("response_format":"json")").ok());
   EXPECT_FALSE(CompletionError(R"("stop":[""])").ok());
   EXPECT_FALSE(CompletionError(R"("n":3,"id_slot":1)").ok());
 }
 
 TEST(JsonRequest, RefusesByNameWhatItDoesNotDo) {
-  for (const char* fields : {R"("frequency_penalty":0.5)", R"("logit_bias":{"1":2})", R"("grammar":"x")",
-                             R"("response_format":{"type":"json_object"})", R"("suffix":"x")"}) {
+  for (const char* fields : {R"("grammar":"x")", R"("json_schema":{})", R"("functions":[{}])",
+                             R"("response_format":{"type":"json_schema"})", R"("suffix":"x")"}) {
     EXPECT_EQ(CompletionError(fields).code(), ErrorCode::kUnsupported) << fields;
   }
   EXPECT_EQ(

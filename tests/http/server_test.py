@@ -1,84 +1,30 @@
 """The server as its clients meet it: raw sockets and http.client against `blockgtq serve` on a tiny model.
 
   server_test.py BLOCKGTQ DATA [unittest arguments]
-Tests of OpenAI's own client run where the package `openai` is installed.
+The test of OpenAI's own client runs where the package `openai` is installed.
 """
-import http.client
 import json
 import os
-import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import unittest
 
+import server_process
+
 BINARY, DATA = sys.argv[1], sys.argv[2]
 KEY = "secret-key-1"
 
 
-class Server:
-    """A server of the tiny model on a free port, in a folder of its own."""
+class Server(server_process.Server):
+    """A server of the tiny model."""
 
     def __init__(self, *options, recipe="fp16"):
-        self.folder = tempfile.mkdtemp(prefix="bgtq-http-")
-        shutil.copy(os.path.join(DATA, "models/llama.gguf"), self.folder)
-        self.log = open(os.path.join(self.folder, "log"), "w+")
-        self.process = subprocess.Popen(
-            [BINARY, "serve", "-m", os.path.join(self.folder, "llama.gguf"), "--device", "cpu", "-t", "1", "--port",
-             "0", "--recipe", recipe, *options], stderr=self.log, stdout=subprocess.DEVNULL)
-        self.port = 0
-        deadline = time.time() + 60
-        while time.time() < deadline and self.process.poll() is None:
-            found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log_text())
-            if found:
-                self.port = int(found[1])
-                return
-            time.sleep(0.02)
-        raise RuntimeError("no server: " + self.log_text())
-
-    def log_text(self):
-        with open(self.log.name) as file:
-            return file.read()
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=60)
-        self.log.close()
-        shutil.rmtree(self.folder)
-        return code
-
-    def request(self, method, path, body=None, headers={}):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
-        connection.request(method, path, data, headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        return answer, content
-
-    def json(self, method, path, body=None, headers={}):
-        answer, content = self.request(method, path, body, headers)
-        return answer.status, json.loads(content)
-
-    def raw(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
-
-    def metric(self, name):
-        text = self.request("GET", "/metrics")[1].decode()
-        return float(re.search(rf"^blockgtq_{name} (\S+)$", text, re.M)[1])
-
-    def wait_for(self, name, value):
-        deadline = time.time() + 30
-        while self.metric(name) != value:
-            if time.time() > deadline:
-                raise AssertionError(f"{name} is {self.metric(name)}, not {value}")
-            time.sleep(0.02)
+        super().__init__(BINARY, os.path.join(DATA, "models/llama.gguf"), *options, recipe=recipe)
 
 
 def read_all(sock):
@@ -299,18 +245,97 @@ class Api(unittest.TestCase):
             thread.join()
         self.assertEqual(set(texts), {expected})
 
+
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather of a place.", "parameters": {
+    "type": "object", "properties": {"place": {"type": "string"}}}}}
+
+
+class Chat(unittest.TestCase):
+    """The tiny model with Qwen's chat template."""
+
+    @classmethod
+    def setUpClass(cls):
+        with open(os.path.join(DATA, "text/tool_chats.json")) as file:
+            template = json.load(file)["templates"][0]["template"]
+        cls.folder = tempfile.mkdtemp(prefix="bgtq-chat-")
+        path = os.path.join(cls.folder, "chat.gguf")
+        server_process.with_chat_template(os.path.join(DATA, "models/llama.gguf"), template, path)
+        cls.server = server_process.Server(BINARY, path, "--alias", "tiny")
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        shutil.rmtree(cls.folder)
+        assert code == 0, code
+
+    def ask(self, expected=200, **fields):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "temperature": 0, **fields}
+        status, answer = self.server.json("POST", "/v1/chat/completions", body)
+        self.assertEqual(status, expected, answer)
+        return answer
+
+    def test_tools_are_part_of_the_prompt(self):
+        prompt = lambda **fields: self.ask(**fields, max_tokens=1)["usage"]["prompt_tokens"]
+        plain = prompt()
+        self.assertEqual(prompt(tools=[TOOL], tool_choice="none"), plain)
+        # The text of a tool, as Python writes JSON, is there.
+        size = lambda tool: len(self.server.json("POST", "/tokenize", {"content": json.dumps(tool)})[1]["tokens"])
+        self.assertGreater(prompt(tools=[TOOL]), plain + size(TOOL))
+        other = TOOL | {"function": TOOL["function"] | {"description": "Short."}}
+        self.assertEqual(prompt(tools=[TOOL]) - prompt(tools=[other]), size(TOOL) - size(other))
+        self.assertEqual(self.server.json("GET", "/props")[1]["chat_tools"], True)
+
+    def test_json_answers_parse(self):
+        ended = 0
+        for temperature in (0.7, 3):
+            answer = self.ask(response_format={"type": "json_object"}, n=16, max_tokens=150, temperature=temperature, seed=3,
+                              top_k=0, top_p=1, min_p=0)
+            for choice in answer["choices"]:
+                if choice["finish_reason"] == "stop":
+                    self.assertIsInstance(json.loads(choice["message"]["content"]), dict)
+                    ended += 1
+        self.assertGreater(ended, 4)
+
+    def test_biases_and_penalties(self):
+        top = lambda **fields: [t["token"] for t in self.ask(logprobs=True, ignore_eos=True, max_tokens=30, **fields)[
+            "choices"][0]["logprobs"]["content"]]
+        plain = top()
+        token = self.server.json("POST", "/tokenize", {"content": plain[0]})[1]["tokens"][0]
+        self.assertNotIn(plain[0], top(logit_bias={str(token): -100}))
+        self.assertEqual(set(top(logit_bias={str(token): 100})), {plain[0]})
+        self.assertGreater(len(set(top(frequency_penalty=2, presence_penalty=2))), len(set(plain)))
+
+    def test_what_is_not_done_is_refused_by_name(self):
+        for fields in ({"response_format": {"type": "json_schema", "json_schema": {}}}, {"tool_choice": "required", "tools": [TOOL]},
+                       {"functions": [TOOL["function"]]}, {"grammar": "x"}):
+            self.assertIn(next(iter(fields)), self.ask(501, **fields)["error"]["message"])
+
     def test_the_official_client(self):
         try:
             import openai
         except ImportError:
-            self.skipTest("the package openai is not installed")
+            self.skipTest("the package openai is not installed (scripts/install_deps.sh --dev)")
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.server.port}/v1", api_key="none", max_retries=0)
         self.assertEqual(client.models.list().data[0].id, "tiny")
         whole = client.completions.create(model="tiny", prompt="abc", max_tokens=8, temperature=0, logprobs=1)
         parts = client.completions.create(model="tiny", prompt="abc", max_tokens=8, temperature=0, stream=True)
         self.assertEqual("".join(part.choices[0].text for part in parts), whole.choices[0].text)
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+        ask = lambda **fields: client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=20, temperature=0, **fields)
+        answer = ask(tools=[TOOL], logprobs=True, top_logprobs=2, frequency_penalty=0.5, logit_bias={"65": -100})
+        self.assertEqual(answer.choices[0].message.role, "assistant")
+        self.assertEqual(len(answer.choices[0].logprobs.content), answer.usage.completion_tokens)
+        frames = list(ask(tools=[TOOL], frequency_penalty=0.5, logit_bias={"65": -100}, stream=True,
+                          stream_options={"include_usage": True}))
+        self.assertEqual("".join(f.choices[0].delta.content or "" for f in frames if f.choices), answer.choices[0].message.content)
+        self.assertEqual(frames[-1].usage.completion_tokens, answer.usage.completion_tokens)
+        self.assertEqual(ask(response_format={"type": "json_object"}).choices[0].message.content[:1].strip() in ("", "{"), True)
         with self.assertRaises(openai.BadRequestError):
-            client.completions.create(model="tiny", prompt="abc", max_tokens=8, temperature=-1)
+            ask(logit_bias={"65": 1000})
+        with self.assertRaises(openai.InternalServerError) as refused:
+            ask(tool_choice="required", tools=[TOOL])
+        self.assertEqual(refused.exception.status_code, 501)
 
 
 class Limits(unittest.TestCase):

@@ -158,11 +158,11 @@ TEST(ChatTemplate, ContinuesAChatAsTheWholeChatIsRendered) {
 TEST(ChatTemplate, RefusesUnknownRolesAndEmptyChats) {
   const auto recognized = RecognizeTemplate(kChatMl, "");
   ASSERT_TRUE(recognized.ok());
-  const std::vector<ChatMessage> tool = {{"user", "a"}, {"tool", "b"}};
-  const auto refused = RenderChat(*recognized, tool);
+  const std::vector<ChatMessage> robot = {{"user", "a"}, {"robot", "b"}};
+  const auto refused = RenderChat(*recognized, robot);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), HasSubstr("messages[1].role is \"tool\""));
+  EXPECT_THAT(refused.status().message(), HasSubstr("messages[1].role is \"robot\""));
   EXPECT_EQ(RenderChat(*recognized, {}).status().code(), ErrorCode::kInvalidArgument);
 }
 

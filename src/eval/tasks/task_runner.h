@@ -1,4 +1,4 @@
-// Runs a suite of tasks, sample after sample, into a results file.
+// Runs a suite of tasks, several samples a pass, into a results file.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,7 @@ namespace blockgtq {
 struct TaskRunOptions {
   SamplerOptions sampler;                   // its seed is replaced by each prompt's
   bool strict = false;                      // GenerateOptions::strict
+  size_t parallel = 1;                      // samples that are answered in the same passes
   const std::atomic<bool>* stop = nullptr;  // set by a signal handler; may be null
   /// done: share of this run's work, 0..1; note: where it is. May be empty.
   std::function<void(double done, const std::string& note)> progress;
@@ -37,10 +38,10 @@ struct TaskRun {
   std::vector<TaskScores> ByTask(const TaskSuite& suite) const;
 };
 
-/// Runs the samples that `results` lacks, each in a sequence of its own with nothing of another in its cache,
-/// and appends each as it finishes. A sample under way when a stop is asked for is lost, nothing else.
-/// Errors: kCorruptFile (a sample of the results file that the suite has not, or without a score), those of
-/// the suite, Generate and ResultsFile::Append.
+/// Runs the samples that `results` lacks, each in a sequence of its own, and appends each as it finishes. The
+/// cache holds `parallel` sequences of the suite's context_tokens. A sample under way when a stop is asked
+/// for is lost, nothing else. Errors: kCorruptFile (a sample of the results file that the suite has not, or
+/// without a score), those of the suite, Generate and ResultsFile::Append.
 Result<TaskRun> RunTasks(Context& context, const TaskSuite& suite, ResultsFile& results,
                          const TaskRunOptions& options);
 

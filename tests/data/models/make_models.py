@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from safetensors import safe_open
 
 NAMES = ["llama", "llama3-rope", "qwen2"]
-FAMILIES = ["qwen3_moe", "glm4", "gemma3"]  # their references: hf/NAME
-ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}  # where GGUF's name is another
+FAMILIES = ["qwen3_moe", "glm4", "gemma3", "deepseek_v2"]  # their references: hf/NAME
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "deepseek_v2": "deepseek2"}  # where GGUF's name is another
 LAYER = {
     "input_layernorm.weight": "attn_norm.weight", "self_attn.q_proj.weight": "attn_q.weight",
     "self_attn.k_proj.weight": "attn_k.weight", "self_attn.v_proj.weight": "attn_v.weight",
@@ -28,6 +28,11 @@ LAYER = {
     "mlp.gate_up_proj.weight": "ffn_up.weight", "mlp.gate.weight": "ffn_gate_inp.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight",
     "post_self_attn_layernorm.weight": "post_attention_norm.weight", "post_mlp_layernorm.weight": "post_ffw_norm.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight", "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+    "mlp.shared_experts.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
     "pre_feedforward_layernorm.weight": "ffn_norm.weight", "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
 GEMMA = {"post_attention_layernorm.weight": "post_attention_norm.weight"}
@@ -79,6 +84,37 @@ def gguf_tensors(stored, arch):
         yield name, dtype, np.stack([experts[i] for i in range(len(experts))])
 
 
+def latent_keys(w, config):
+    """DeepSeek-V2 as llama.cpp's converter writes it now: one KV head of the cached key's dims."""
+    rope, rank, nope = config["qk_rope_head_dim"], config["kv_lora_rank"], config["qk_nope_head_dim"]
+    w.add_kv_lora_rank(rank)
+    w.add_key_length(rank + rope)
+    w.add_value_length(rank)
+    w.add_key_length_mla(nope + rope)
+    w.add_value_length_mla(config["v_head_dim"])
+    w.add_rope_dimension_count(rope)
+    w.add_leading_dense_block_count(config["first_k_dense_replace"])
+    w.add_expert_count(config["n_routed_experts"])
+    w.add_expert_used_count(config["num_experts_per_tok"])
+    w.add_expert_shared_count(config["n_shared_experts"])
+    w.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    w.add_expert_weights_scale(config["routed_scaling_factor"])
+    w.add_expert_weights_norm(config["norm_topk_prob"])
+    scaling = config["rope_scaling"]
+    w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    w.add_rope_scaling_factor(scaling["factor"])
+    w.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    w.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+
+
+def split_latent(name, array, config):
+    """W_UK, transposed, and W_UV of every head: two matrices in newer GGUF files."""
+    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
+    by_head = array.reshape(heads, nope + config["v_head_dim"], array.shape[-1])
+    yield name.replace("kv_b", "k_b"), by_head[:, :nope].swapaxes(1, 2)
+    yield name.replace("kv_b", "v_b"), by_head[:, nope:]
+
+
 def make(source, name, out):
     config = json.loads((source / name / "config.json").read_text())
     meta = json.loads((source / name / "meta.json").read_text())
@@ -90,7 +126,7 @@ def make(source, name, out):
     w.add_embedding_length(config["hidden_size"])
     w.add_feed_forward_length(config["intermediate_size"])
     w.add_head_count(heads)
-    w.add_head_count_kv(kv_heads)
+    w.add_head_count_kv(1 if arch == "deepseek2" else kv_heads)
     w.add_layer_norm_rms_eps(config["rms_norm_eps"])
     w.add_rope_freq_base(config["rope_theta"])
     if config.get("head_dim", 0) * heads not in (0, config["hidden_size"]):
@@ -102,6 +138,8 @@ def make(source, name, out):
         w.add_sliding_window(config["sliding_window"])
         w.add_uint32("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
         w.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+    if arch == "deepseek2":
+        latent_keys(w, config)
     if arch == "qwen3moe":
         w.add_expert_count(config["num_local_experts"])
         w.add_expert_used_count(config["num_experts_per_tok"])
@@ -121,7 +159,11 @@ def make(source, name, out):
         dims = config["head_dim"]
         plain = config["rope_theta"] ** (-np.arange(0, dims, 2) / dims)
         w.add_tensor("rope_freqs.weight", (plain / used).astype(np.float32))
+    tensors = []
     for target, dtype, array in gguf_tensors(load(source / name / "model.safetensors"), arch):
+        parts = split_latent(target, array, config) if "attn_kv_b." in target else [(target, array)]
+        tensors += [(part, dtype, values) for part, values in parts]
+    for target, dtype, array in tensors:
         if arch == "llama" and ("attn_q." in target or "attn_k." in target):
             array = interleave(array, heads if "attn_q." in target else kv_heads)
         if arch == "gemma3" and target.endswith("norm.weight"):
