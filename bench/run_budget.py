@@ -9,7 +9,7 @@ tokens of the same text. What is scored was not calibrated on: Northanger Abbey,
   budgets  flat aligned KbVb, no buffer; and a plan for its stored bytes, --no-buffer. Both scored strictly without buffer
   window   the same with 4 sinks and 64 recent tokens, in the plans and in the scoring
   targets  plans for a divergence (--target-kld), no buffer: what was promised and what the texts show
-A row that is already in the file, made by the same commit with the same settings, is kept.
+Rows of other models, parts and budgets in the file stay, when made with the same settings; --work keeps stopped probes.
 """
 import argparse
 import json
@@ -44,8 +44,8 @@ def main():
     parser.add_argument("--texts", default="novel,code,wikipedia")
     parser.add_argument("-c", "--window", type=int, default=512)
     parser.add_argument("--windows", type=int, default=2)
-    parser.add_argument("--probe-tokens", type=int, default=512)
-    parser.add_argument("--probe-positions", type=int, default=256)
+    parser.add_argument("--probe-tokens", type=int, default=256)
+    parser.add_argument("--probe-positions", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-s", "--seed", type=int, default=2, help="of the rotations")
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")

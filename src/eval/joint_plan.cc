@@ -12,9 +12,11 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include "src/core/knapsack.h"
 #include "src/core/thread_pool.h"
+#include "src/eval/first_keys.h"
 #include "src/eval/kld_probe.h"
 #include "src/eval/partial_heads.h"
 
@@ -25,7 +27,12 @@ constexpr double kMeasuringShare = 0.05, kProbingShare = 0.85;  // of the progre
 constexpr int kTargetRounds = 4;
 constexpr double kTargetTolerance = 0.03;
 // Error models that a measured plan is tried with, each beside the best so far.
+constexpr std::array<double, 1> kTrustSteps = {0.6};
 constexpr std::array<double, 2> kExponentSteps = {0.8, 1.25}, kKeySteps = {1.6, 0.625};
+constexpr double kLeastStep = 0.2, kMostStep = 4;  // that a parameter goes to
+constexpr int64_t kProbeWindow = 256;
+constexpr int64_t kFirstKeyWindow = 64, kFirstKeyTokens = 768;
+constexpr int kRotations = 16;  // that one is chosen of
 
 Status Invalid(std::string what) { return {ErrorCode::kInvalidArgument, std::move(what)}; }
 
@@ -48,6 +55,9 @@ struct Candidate {
   Plan plan;
 };
 
+/// A head and its key bits, for its rotation.
+using RotationKey = std::tuple<size_t, double>;
+
 class Planner {
  public:
   Planner(LoadedModel& model, const JointOptions& options, ResultsFile& results)
@@ -61,7 +71,7 @@ class Planner {
     BGTQ_RETURN_IF_ERROR(FindChoices());
     const auto probing = std::chrono::steady_clock::now();
     BGTQ_RETURN_IF_ERROR(ProbeAll());
-    BGTQ_RETURN_IF_ERROR(OpenWhole());
+    BGTQ_RETURN_IF_ERROR(Open(check_tokens_, static_cast<int64_t>(check_tokens_.size())));
     BGTQ_ASSIGN_OR_RETURN(Candidate best, options_.bytes > 0 ? ForBytes() : ForTarget());
     const auto end = std::chrono::steady_clock::now();
 
@@ -69,7 +79,7 @@ class Planner {
     result.plan = std::move(best.plan);
     result.probes_found = found_;
     CalibrationInfo& info = result.plan.calibration;
-    const std::string_view head = CalibrationTextHead(text, options_.tokens + options_.probe_tokens);
+    const std::string_view head = CalibrationTextHead(text, options_.tokens + 2 * options_.probe_tokens);
     info.corpus_hash = fmt::format("{:016x}", XXH3_64bits(head.data(), head.size()));
     info.tokens = measured_tokens_;
     info.seconds = std::chrono::duration<double>(end - start).count();
@@ -84,6 +94,7 @@ class Planner {
     budget.probe_seconds = std::chrono::duration<double>(end - probing).count();
     budget.key_factor = best.model.key_factor;
     budget.exponent = best.model.exponent;
+    budget.trust = best.model.trust;
     budget.predicted_kld = best.predicted;
     budget.measured_kld = best.measured;
     return result;
@@ -113,11 +124,14 @@ class Planner {
 
   Status MeasureHeads(std::string_view text) {
     BGTQ_ASSIGN_OR_RETURN(std::vector<Token> tokens,
-                          CalibrationTokens(model_, text, options_.tokens + options_.probe_tokens));
-    const size_t probed = std::min(static_cast<size_t>(options_.probe_tokens), tokens.size());
-    probe_tokens_.assign(tokens.end() - static_cast<std::ptrdiff_t>(probed), tokens.end());
+                          CalibrationTokens(model_, text, options_.tokens + 2 * options_.probe_tokens));
+    const std::ptrdiff_t probed =
+        static_cast<std::ptrdiff_t>(std::min(static_cast<size_t>(options_.probe_tokens), tokens.size() / 2));
+    probe_tokens_.assign(tokens.end() - 2 * probed, tokens.end() - probed);
+    check_tokens_.assign(tokens.end() - probed, tokens.end());
     const std::vector<Token> start = model_.PromptStart(nullptr);  // a sequence begins as those in use do
-    std::copy_n(start.begin(), std::min(start.size(), probe_tokens_.size()), probe_tokens_.begin());
+    for (std::vector<Token>* of : {&probe_tokens_, &check_tokens_})
+      std::copy_n(start.begin(), std::min(start.size(), of->size()), of->begin());
     tokens.resize(std::min(tokens.size(), static_cast<size_t>(options_.tokens)));
     measured_tokens_ = static_cast<int64_t>(tokens.size());
     BGTQ_ASSIGN_OR_RETURN(measured_, Measure(model_, tokens, [&](double done) {
@@ -127,6 +141,10 @@ class Planner {
     std::vector<std::shared_ptr<const RopeTable>> tables;
     for (const RopeConfig& rope : ropes.configs) tables.push_back(std::make_shared<RopeTable>(rope));
     for (int l = 0; l < layers(); ++l) ropes_.push_back(tables[static_cast<size_t>(ropes.index(l))]);
+    if (options_.protection.sinks == 0) {
+      tokens.resize(std::min(tokens.size(), static_cast<size_t>(kFirstKeyTokens)));
+      BGTQ_ASSIGN_OR_RETURN(first_keys_, MeasureFirstKeys(model_, tokens, kFirstKeyWindow));
+    }
     return Status::Ok();
   }
 
@@ -144,13 +162,6 @@ class Planner {
     });
     for (const Status& status : outcomes) BGTQ_RETURN_IF_ERROR(status);
     return Status::Ok();
-  }
-
-  KldProbeOptions ProbeOptions() const {
-    return {.window =
-                std::min<int64_t>(static_cast<int64_t>(probe_tokens_.size()), model_.config().context_length),
-            .positions = options_.probe_positions,
-            .protection = options_.protection};
   }
 
   Status TakeFound(std::map<std::string, double>& found) const {
@@ -188,10 +199,11 @@ class Planner {
             continue;
           }
           BGTQ_RETURN_IF_ERROR(CheckStop());
-          if (whole_ == nullptr) BGTQ_RETURN_IF_ERROR(OpenWhole());
-          BGTQ_RETURN_IF_ERROR(whole_->Enter(l));
-          BGTQ_ASSIGN_OR_RETURN(const HeadPlan plan, recipe_->plan_head(measured_[at], bits, l, h));
-          BGTQ_ASSIGN_OR_RETURN(kld, whole_->Kld(OneSideStored(model_.config(), plan,
+          if (probe_ == nullptr) BGTQ_RETURN_IF_ERROR(Open(probe_tokens_, options_.probe_positions));
+          BGTQ_RETURN_IF_ERROR(probe_->Enter(l));
+          BGTQ_ASSIGN_OR_RETURN(const RecipeOptions rotated, Rotated(bits, at));
+          BGTQ_ASSIGN_OR_RETURN(const HeadPlan plan, recipe_->plan_head(measured_[at], rotated, l, h));
+          BGTQ_ASSIGN_OR_RETURN(kld, probe_->Kld(OneSideStored(model_.config(), plan,
                                                                ropes_[static_cast<size_t>(l)], l, h, side)));
           BGTQ_RETURN_IF_ERROR(results_.Append({{"id", id}, {"kld", kld}}));
         }
@@ -202,11 +214,27 @@ class Planner {
     return Status::Ok();
   }
 
-  /// A probe of whole passes: of plans.
-  Status OpenWhole() {
-    whole_.reset();  // the room of the one before
-    BGTQ_ASSIGN_OR_RETURN(whole_, KldProbe::Create(model_, probe_tokens_, ProbeOptions()));
+  Status Open(std::span<const Token> tokens, int64_t positions) {
+    probe_.reset();  // the room of the one before
+    const KldProbeOptions options{.window = std::min(kProbeWindow, model_.config().context_length),
+                                  .positions = positions,
+                                  .protection = options_.protection};
+    BGTQ_ASSIGN_OR_RETURN(probe_, KldProbe::Create(model_, tokens, options));
     return Status::Ok();
+  }
+
+  /// Where no sinks are protected, with the seed of the rotation that suits position 0.
+  Result<RecipeOptions> Rotated(RecipeOptions bits, size_t head) {
+    if (first_keys_.empty()) return bits;
+    const auto [place, is_new] = rotations_.try_emplace(RotationKey(head, bits.k_bits), bits.seed);
+    if (is_new) {
+      const int layer = static_cast<int>(head) / kv_heads(), kv_head = static_cast<int>(head) % kv_heads();
+      BGTQ_ASSIGN_OR_RETURN(place->second,
+                            ChooseRotation(*recipe_, measured_[head], bits, first_keys_[head],
+                                           ropes_[static_cast<size_t>(layer)], layer, kv_head, kRotations));
+    }
+    bits.seed = place->second;
+    return bits;
   }
 
   int64_t SmallestCapacity() const {
@@ -226,15 +254,19 @@ class Planner {
   Result<Candidate> Try(const ErrorModel& model, int64_t capacity) {
     BGTQ_RETURN_IF_ERROR(CheckStop());
     Candidate candidate{model, capacity, 0, 0, {}};
-    const JointAllocation allocation = AllocateJointly(choices_, probes_, model, capacity, options_.seed);
+    JointAllocation allocation = AllocateJointly(choices_, probes_, model, capacity, options_.seed);
     if (allocation.bits.empty()) {
       return Invalid(
           fmt::format("{:.2f} bytes a token a head are too few: this model's heads take at least {:.2f}",
                       BytesOf(capacity), BytesOf(SmallestCapacity())));
     }
     candidate.predicted = allocation.predicted_kld;
+    for (size_t h = 0; h < heads(); ++h) {
+      BGTQ_ASSIGN_OR_RETURN(allocation.bits[h], Rotated(allocation.bits[h], h));
+    }
     BGTQ_ASSIGN_OR_RETURN(candidate.plan, MakePlan(model_, measured_, "aligned", allocation.bits));
-    BGTQ_ASSIGN_OR_RETURN(candidate.measured, whole_->Kld(std::make_shared<const SimulatedHeads>(
+    candidate.plan.seed = options_.seed;
+    BGTQ_ASSIGN_OR_RETURN(candidate.measured, probe_->Kld(std::make_shared<const SimulatedHeads>(
                                                   SimulatePlan(model_.config(), candidate.plan, "aligned"))));
     return candidate;
   }
@@ -254,7 +286,7 @@ class Planner {
         for (bool more = true; more;) {
           ErrorModel model = best.model;
           model.*field *= step;
-          if (model.*field > 4 || model.*field < 0.25) break;
+          if (model.*field > kMostStep || model.*field < kLeastStep) break;
           BGTQ_ASSIGN_OR_RETURN(Candidate next, Try(model, capacity));
           more = next.measured < best.measured;
           better = better || more;
@@ -264,6 +296,7 @@ class Planner {
       }
       return Status::Ok();
     };
+    BGTQ_RETURN_IF_ERROR(improve(kTrustSteps, &ErrorModel::trust));
     BGTQ_RETURN_IF_ERROR(improve(kExponentSteps, &ErrorModel::exponent));
     BGTQ_RETURN_IF_ERROR(improve(kKeySteps, &ErrorModel::key_factor));
     return best;
@@ -313,13 +346,15 @@ class Planner {
   const JointOptions& options_;
   ResultsFile& results_;
   const Recipe* recipe_ = nullptr;
-  std::vector<Token> probe_tokens_;
+  std::vector<Token> probe_tokens_, check_tokens_;
   int64_t measured_tokens_ = 0, found_ = 0;
   std::vector<HeadCalibration> measured_;
   std::vector<std::shared_ptr<const RopeTable>> ropes_;  // by layer
+  std::vector<FirstKeys> first_keys_;                    // empty: sinks are protected
+  std::map<RotationKey, uint64_t> rotations_;            // seeds, chosen so far
   std::vector<HeadChoices> choices_;
   std::vector<HeadProbe> probes_;
-  std::unique_ptr<KldProbe> whole_;
+  std::unique_ptr<KldProbe> probe_;
 };
 
 }  // namespace
@@ -334,7 +369,8 @@ JointAllocation AllocateJointly(std::span<const HeadChoices> choices, std::span<
   std::vector<std::vector<KnapsackOption>> items;  // keys, values of each head in turn
   const auto add = [&](const std::vector<SideChoice>& side, double factor, double kld, double probed) {
     std::vector<KnapsackOption>& options = items.emplace_back();
-    const double weight = factor * std::max(kld, floor);
+    const double weight = factor * std::pow(std::max(kld, floor), model.trust) *
+                          std::pow(mean > 0 ? mean : 1.0, 1 - model.trust);
     for (const SideChoice& choice : side) {
       const double ratio = probed > 0 ? choice.distortion / probed : 1.0;
       options.push_back({choice.bytes, weight * std::pow(ratio, model.exponent)});
@@ -359,7 +395,7 @@ JointAllocation AllocateJointly(std::span<const HeadChoices> choices, std::span<
 }
 
 nlohmann::json JointSettings(const LoadedModel& model, std::string_view text, const JointOptions& options) {
-  const std::string_view head = CalibrationTextHead(text, options.tokens + options.probe_tokens);
+  const std::string_view head = CalibrationTextHead(text, options.tokens + 2 * options.probe_tokens);
   return {{"command", "calibrate"},
           {"model", model.fingerprint().Text()},
           {"text", fmt::format("{:016x}", XXH3_64bits(head.data(), head.size()))},

@@ -22,13 +22,16 @@ namespace blockgtq {
 struct JointOptions {
   // One of the two:
   double bytes = 0;       // average stored a token a head, K + V, at most
-  double target_kld = 0;  // nats: mean divergence from the fp16 cache on the probes' text, in as few bytes
+  double target_kld = 0;  // nats: mean divergence from the fp16 cache that is reached in as few bytes
 
-  Protection protection{4, 64};  // that the plan is to be used with: what the probes run with
-  uint64_t seed = RecipeOptions().seed;
-  int64_t tokens = 2048;          // of the text, that statistics are measured on
-  int64_t probe_tokens = 512;     // after them, that probes run; the text's last ones where it ends before
-  int64_t probe_positions = 256;  // of these, whose predictions are compared
+  Protection protection{4, 64};          // that the plan is to be used with: what the probes run with
+  uint64_t seed = RecipeOptions().seed;  // of the rotations; without sinks each head's is one of the 16 from
+                                         // here on (first_keys.h)
+  int64_t tokens = 2048;                 // of the text, that statistics are measured on
+  // After them, that probes run, and then as many that plans are measured on; the text's last ones where it
+  // ends before.
+  int64_t probe_tokens = 256;
+  int64_t probe_positions = 128;  // of the probes' tokens, whose predictions are compared
   double probe_bits = 2;          // 1, 2, 3, 4, 5 or 8: what a probe stores its one side of one head with
   std::function<void(double done, const std::string& note)> progress;  // done 0..1; may be empty
   const std::atomic<bool>* stop = nullptr;
@@ -41,10 +44,11 @@ struct HeadProbe {
   double key_distortion = 0, value_distortion = 0;
 };
 
-/// The divergence that a choice is taken to cause: factor * kld * (distortion / probed distortion)^exponent,
-/// factor 1 for values. Divergences of all heads add up.
+/// The divergence that a choice is taken to cause: factor * kld^trust * mean^(1 - trust) * (distortion /
+/// probed distortion)^exponent; factor 1 for values, mean: over the probes. trust < 1 allows for what is
+/// chance in a probe of few tokens. Divergences of all heads add up.
 struct ErrorModel {
-  double key_factor = 1, exponent = 1;
+  double key_factor = 1, exponent = 1, trust = 1;
 };
 
 /// A side whose probe moved less than this share of the mean over all probes is taken to have moved so much:

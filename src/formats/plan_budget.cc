@@ -28,6 +28,7 @@ constexpr RealField kReals[] = {{"bytes", &PlanBudget::bytes},
                                 {"probe_seconds", &PlanBudget::probe_seconds},
                                 {"key_factor", &PlanBudget::key_factor},
                                 {"exponent", &PlanBudget::exponent},
+                                {"trust", &PlanBudget::trust},
                                 {"predicted_kld", &PlanBudget::predicted_kld},
                                 {"measured_kld", &PlanBudget::measured_kld}};
 

@@ -11,7 +11,7 @@
 //                GROUP = {width, code_width, first_unit, units, dims, norm_reference}
 //   budget       {bytes, target_kld, sinks, recent, probe_bits, probe_tokens, probes, probe_seconds,
 //   key_factor,
-//                exponent, predicted_kld, measured_kld}: optional, plan_budget.h
+//                exponent, trust, predicted_kld, measured_kld}: optional, plan_budget.h
 //   bytes_per_token_per_head   what the plan stores; must equal what the loaded plan says
 // Tensors, F32, of KV head h of layer l under "layers.l.heads.h.": key_transform, query_transform [P, D],
 // value_transform [P_v, D]; key_mean [D] and score [D / 2] where the plan has them.

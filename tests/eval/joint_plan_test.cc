@@ -117,7 +117,7 @@ class JointPlanTest : public testing::Test {
     model_ = OpenModel(TinyModelPath("llama"));
     options_.protection = {0, 0};
     options_.tokens = 256;
-    options_.probe_tokens = 96;
+    options_.probe_tokens = 96;  // and as many that plans are measured on
     options_.probe_positions = 96;
   }
   Result<JointResult> Make(ResultsFile& results) {
@@ -191,9 +191,9 @@ TEST_F(JointPlanTest, APlanKeepsToItsBytesAndIsNoWorseThanAFlatOne) {
   EXPECT_EQ(joint->budget.probes, 2 * layers() * model_->config().kv_heads);
   EXPECT_EQ(memory.samples().size(), static_cast<size_t>(joint->budget.probes));
 
-  // On the probes' own text, measured again from outside.
+  // On the text that plans are measured on, from outside.
   const auto all =
-      CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens + options_.probe_tokens);
+      CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens + 2 * options_.probe_tokens);
   std::vector<Token> text(all->end() - options_.probe_tokens, all->end());
   const std::vector<Token> start = model_->PromptStart(nullptr);
   std::copy(start.begin(), start.end(), text.begin());
