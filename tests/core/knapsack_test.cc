@@ -76,8 +76,8 @@ TEST(Knapsack, WhatCannotBeChosenGivesNothing) {
 TEST(Knapsack, HugeCapacitiesAreCountedInLargerUnits) {
   const int64_t large = (int64_t{1} << 30) + 1;
   const Items items = {{{1, 8}, {large, 1}}, {{1, 6}, {large, 1}}};
-  EXPECT_EQ(ChooseOptions(items, large + 64), (std::vector<int>{1, 0}));
-  EXPECT_EQ(ChooseOptions(items, large - 64), (std::vector<int>{0, 0}));
+  EXPECT_EQ(ChooseOptions(items, large + 4096), (std::vector<int>{1, 0}));
+  EXPECT_EQ(ChooseOptions(items, large - 4096), (std::vector<int>{0, 0}));
 }
 
 }  // namespace
