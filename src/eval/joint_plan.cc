@@ -32,6 +32,7 @@ constexpr std::array<double, 2> kExponentSteps = {0.8, 1.25}, kKeySteps = {1.6, 
 constexpr double kLeastStep = 0.2, kMostStep = 4;  // that a parameter goes to
 constexpr int64_t kProbeWindow = 256;
 constexpr int64_t kFirstKeyWindow = 64, kFirstKeyTokens = 768;
+constexpr size_t kEqualBitsTried = 3;
 constexpr int kRotations = 16;  // that one is chosen of
 
 Status Invalid(std::string what) { return {ErrorCode::kInvalidArgument, std::move(what)}; }
@@ -266,14 +267,61 @@ class Planner {
     }
     BGTQ_ASSIGN_OR_RETURN(candidate.plan, MakePlan(model_, measured_, "aligned", allocation.bits));
     candidate.plan.seed = options_.seed;
-    BGTQ_ASSIGN_OR_RETURN(candidate.measured, probe_->Kld(std::make_shared<const SimulatedHeads>(
-                                                  SimulatePlan(model_.config(), candidate.plan, "aligned"))));
+    BGTQ_ASSIGN_OR_RETURN(candidate.measured, KldOf(candidate.plan));
     return candidate;
   }
 
   Result<Candidate> ForBytes() {
-    const double capacity = options_.bytes * kPageTokens * static_cast<double>(heads());
-    return BestModel(static_cast<int64_t>(std::min(capacity + 1e-6, 1e15)));
+    const double wanted = options_.bytes * kPageTokens * static_cast<double>(heads());
+    const int64_t capacity = static_cast<int64_t>(std::min(wanted + 1e-6, 1e15));
+    BGTQ_ASSIGN_OR_RETURN(Candidate best, BestModel(capacity));
+    for (const RecipeOptions& bits : EqualBits(capacity)) {
+      BGTQ_RETURN_IF_ERROR(CheckStop());
+      Candidate equal{{1, 1, 0}, capacity, 0, 0, {}};
+      BGTQ_ASSIGN_OR_RETURN(equal.plan, MakePlan(model_, measured_, "aligned", bits));
+      if (equal.plan.bytes_per_token_per_head() > options_.bytes) continue;
+      BGTQ_ASSIGN_OR_RETURN(equal.measured, KldOf(equal.plan));
+      equal.predicted = equal.measured;  // the model has no part in it
+      if (equal.measured < best.measured) best = std::move(equal);
+    }
+    return best;
+  }
+
+  /// Equal bits for every head that about fit, the likeliest few first: for each width of the values the most
+  /// bits of keys.
+  std::vector<RecipeOptions> EqualBits(int64_t capacity) const {
+    const auto at_most = [](const std::vector<SideChoice>& side, double bits) -> const SideChoice& {
+      size_t i = 0;
+      while (i + 1 < side.size() && side[i + 1].bits <= bits) ++i;
+      return side[i];
+    };
+    std::vector<std::pair<double, RecipeOptions>> found;
+    for (const SideChoice& value : choices_.front().values) {
+      for (size_t k = choices_.front().keys.size(); k-- > 0;) {
+        const double bits = choices_.front().keys[k].bits;
+        int64_t bytes = 0;
+        double error = 0;
+        for (size_t h = 0; h < heads(); ++h) {
+          const SideChoice &of_key = at_most(choices_[h].keys, bits),
+                           &of_value = at_most(choices_[h].values, value.bits);
+          bytes += of_key.bytes + of_value.bytes;
+          error += of_key.distortion / choices_[h].keys.front().distortion +
+                   of_value.distortion / choices_[h].values.front().distortion;
+        }
+        if (bytes > capacity) continue;
+        found.push_back({error, {bits, value.bits, options_.seed}});
+        break;
+      }
+    }
+    std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<RecipeOptions> likeliest;
+    for (size_t i = 0; i < std::min(found.size(), kEqualBitsTried); ++i) likeliest.push_back(found[i].second);
+    return likeliest;
+  }
+
+  Result<double> KldOf(const Plan& plan) {
+    return probe_->Kld(
+        std::make_shared<const SimulatedHeads>(SimulatePlan(model_.config(), plan, "aligned")));
   }
 
   /// The error model whose plan measures best: from the plain one, a step at a time as long as steps help.

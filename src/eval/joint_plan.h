@@ -47,6 +47,7 @@ struct HeadProbe {
 /// The divergence that a choice is taken to cause: factor * kld^trust * mean^(1 - trust) * (distortion /
 /// probed distortion)^exponent; factor 1 for values, mean: over the probes. trust < 1 allows for what is
 /// chance in a probe of few tokens. Divergences of all heads add up.
+/// In a result, trust 0 says that equal bits for every head measured best.
 struct ErrorModel {
   double key_factor = 1, exponent = 1, trust = 1;
 };
