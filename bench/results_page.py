@@ -174,7 +174,35 @@ bench/run_studies.py needle --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --wor
 On a GPU (`--device cuda`) `depth` takes `--no-attention` and packed recipes only (`--runs aligned`), and `needle` takes `--caches` without the simulated ones.
 """
 
-SECTIONS = {"recipes.json": recipes_section, "diagnose.json": diagnose_section, "depth.json": depth_section,
+def budget_table(measured):
+    rows = measured["rows"]
+    table = []
+    for row in rows:
+        if row["cache"] == "flat":
+            continue
+        flat = next((r for r in rows if r["cache"] == "flat" and
+                     all(r[k] == row[k] for k in ("part", "model", "text", "asked"))), None)
+        promised = row["promised_kld"]
+        table.append([row["model"], "4 sinks + 64 recent" if row["part"] == "window" else "no buffer", row["asked"], row["text"],
+                      f"{row['bytes_per_token_per_head']:.2f}", number(flat["kld_mean"]) if flat else "",
+                      number(row["kld_mean"]), f"{100 * (row['kld_mean'] / flat['kld_mean'] - 1):+.0f}%" if flat else "",
+                      number(promised) if promised is not None else ""])
+    return markdown(["model", "exact tokens", "bytes of, or asked", "text", "bytes", "flat KLD", "budget KLD", "change", "promised"],
+                    table)
+
+
+def budget_section(measured):
+    plans = [p for p in measured["plans"] if "budget" in p]
+    times = "; ".join(f"{p['plan'].removesuffix('.safetensors')} {p['seconds']:.0f} s" for p in plans)
+    return f"""\
+## One budget over all heads
+`calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
+
+{budget_table(measured)}
+"""
+
+
+SECTIONS = {"recipes.json": recipes_section, "budget.json": budget_section, "diagnose.json": diagnose_section, "depth.json": depth_section,
             "calibration.json": calibration_section, "needle.json": needle_section}
 
 

@@ -1,10 +1,14 @@
 // blockgtq calibrate: measures a model on text and writes a plan.
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <optional>
+
 #include "apps/cli/command.h"
 #include "apps/cli/options.h"
 #include "apps/cli/terminal.h"
 #include "src/engine/bundled_text.h"
+#include "src/eval/joint_plan.h"
 #include "src/formats/plan_file.h"
 
 namespace blockgtq::cli {
@@ -19,11 +23,13 @@ class CalibrateCommand : public Command {
     app.add_option("--tokens", options_.tokens, "tokens measured")
         ->check(CLI::Range(64, 1 << 20))
         ->capture_default_str();
-    app.add_option("-K", options_.bits.k_bits, "code bits a dimension of keys, on average")
-        ->capture_default_str();
-    app.add_option("-V", options_.bits.v_bits, "code bits a dimension of values")->capture_default_str();
+    CLI::Option* k = app.add_option("-K", options_.bits.k_bits, "code bits a dimension of keys, on average")
+                         ->capture_default_str();
+    CLI::Option* v =
+        app.add_option("-V", options_.bits.v_bits, "code bits a dimension of values")->capture_default_str();
     app.add_option("--recipe", options_.recipe, "allocator")->capture_default_str();
     app.add_option("-s,--seed", options_.bits.seed, "seed of the random rotations")->capture_default_str();
+    AddBudget(app, k, v);
     app.add_option("-o,--output", output_,
                    "plan file (default: beside the model, where other commands find it)")
         ->check(NotEmpty());
@@ -36,47 +42,135 @@ class CalibrateCommand : public Command {
       BGTQ_ASSIGN_OR_RETURN(text, ReadFile(file_));
     }
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
-    {
-      Progress progress("calibrating");
-      options_.progress = [&](double done) { progress.Update(done); };
-      BGTQ_ASSIGN_OR_RETURN(plan_,
-                            Calibrate(*model, file_.empty() ? BundledCalibrationText() : text, options_));
-    }
-    CacheChoice choice;
-    choice.recipe = options_.recipe;
-    choice.k_bits = options_.bits.k_bits;
-    choice.v_bits = options_.bits.v_bits;
-    choice.plan_seed = options_.bits.seed;
-    const std::string path = output_.empty() ? PlanPathFor(model->path(), choice) : output_;
+    const std::string path = output_.empty() ? DefaultPath(model->path()) : output_;
     BGTQ_RETURN_IF_ERROR(CheckOutput(path));
+    const std::string_view corpus = file_.empty() ? BundledCalibrationText() : text;
+    BGTQ_RETURN_IF_ERROR(budget_->empty() && compression_->empty() && target_->empty()
+                             ? MakePlain(*model, corpus)
+                             : MakeJoint(*model, corpus, path));
     if (plan_.calibration.tokens < options_.tokens) {
       Log(fmt::format("calibrated on {} of {} tokens: the text or the model's context ends there",
                       plan_.calibration.tokens, options_.tokens));
     }
-    BGTQ_RETURN_IF_ERROR(SavePlan(plan_, path));
+    BGTQ_RETURN_IF_ERROR(SavePlan(plan_, path, joint_budget_));
+    if (joint_budget_.has_value()) {  // what a stopped run would have gone on from
+      std::error_code ignored;
+      std::filesystem::remove(ProbesPath(path), ignored);
+    }
     const double bytes = plan_.bytes_per_token_per_head();
     const double compression = BytesPerTokenPerHead(*model, std::nullopt, CacheKind::kHalf) / bytes;
     fmt::print(
         "{}: {} {}, {:.1f} stored bytes a token a head (K + V), {:.2f}x below fp16; {} tokens, {:.1f} s\n",
         path, plan_.recipe, BitsName(plan_.k_bits, plan_.v_bits), bytes, compression,
         plan_.calibration.tokens, plan_.calibration.seconds);
-    return json_.Write({{"plan", path},
-                        {"recipe", plan_.recipe},
-                        {"k_bits", plan_.k_bits},
-                        {"v_bits", plan_.v_bits},
-                        {"seed", plan_.seed},
-                        {"bytes_per_token_per_head", bytes},
-                        {"compression", compression},
-                        {"calibration_tokens", plan_.calibration.tokens},
-                        {"seconds", plan_.calibration.seconds}});
+    nlohmann::json json = {{"plan", path},
+                           {"recipe", plan_.recipe},
+                           {"k_bits", plan_.k_bits},
+                           {"v_bits", plan_.v_bits},
+                           {"seed", plan_.seed},
+                           {"bytes_per_token_per_head", bytes},
+                           {"compression", compression},
+                           {"calibration_tokens", plan_.calibration.tokens},
+                           {"seconds", plan_.calibration.seconds}};
+    if (joint_budget_.has_value()) {
+      const PlanBudget& b = *joint_budget_;
+      fmt::print("{} probes on {} tokens ({} sinks, {} recent): divergence {:.4f} nats there\n", b.probes,
+                 b.probe_tokens, b.sinks, b.recent, b.measured_kld);
+      json["budget"] = BudgetJson(b);
+    }
+    return json_.Write(json);
   }
 
  private:
+  void AddBudget(CLI::App& app, CLI::Option* k, CLI::Option* v) {
+    budget_ =
+        app.add_option("--budget-bytes", joint_.bytes,
+                       "average stored bytes a token a head (K + V), spent where this model needs them");
+    compression_ = app.add_option("--compression", wanted_compression_, "the same as a factor below fp16");
+    target_ = app.add_option("--target-kld", joint_.target_kld,
+                             "as few bytes as keep the mean KL divergence from the fp16 cache so low");
+    for (CLI::Option* option : {budget_, compression_, target_}) {
+      option->check(CLI::PositiveNumber)->excludes(k)->excludes(v);
+      for (CLI::Option* other : {budget_, compression_, target_})
+        if (other != option) option->excludes(other);
+    }
+    const auto add = [&](const char* name, auto& value, const char* what, const CLI::Validator& check) {
+      of_budget_.push_back(app.add_option(name, value, what)->check(check)->capture_default_str());
+    };
+    add("--probe-tokens", joint_.probe_tokens, "tokens that a budget's probes run", CLI::Range(64, 1 << 16));
+    add("--probe-positions", joint_.probe_positions, "of these, predictions compared",
+        CLI::Range(1, 1 << 16));
+    add("--probe-bits", joint_.probe_bits, "width of a probe's codes",
+        CLI::IsMember({1., 2., 3., 4., 5., 8.}));
+    add("--sinks", joint_.protection.sinks, "first tokens kept exact where the plan is used",
+        CLI::Range(0, 64));
+    add("--recent", joint_.protection.recent, "last tokens kept exact there", CLI::Range(0, 1 << 20));
+    of_budget_.push_back(app.add_flag("--no-buffer", no_buffer_, "the same as --sinks 0 --recent 0"));
+  }
+
+  Status MakePlain(LoadedModel& model, std::string_view corpus) {
+    for (const CLI::Option* option : of_budget_) {
+      if (option->empty()) continue;
+      return {ErrorCode::kInvalidArgument,
+              option->get_name() + ": belongs to --budget-bytes, --compression or --target-kld; name one"};
+    }
+    Progress progress("calibrating");
+    options_.progress = [&](double done) { progress.Update(done); };
+    BGTQ_ASSIGN_OR_RETURN(plan_, Calibrate(model, corpus, options_));
+    return Status::Ok();
+  }
+
+  Status MakeJoint(LoadedModel& model, std::string_view corpus, const std::string& path) {
+    if (options_.recipe != "aligned") {
+      return {ErrorCode::kInvalidArgument,
+              fmt::format("recipe {}: only aligned takes a budget over all heads; name -K and -V",
+                          options_.recipe)};
+    }
+    if (!compression_->empty()) joint_.bytes = 4.0 * model.config().head_dim / wanted_compression_;
+    if (no_buffer_) joint_.protection = {0, 0};
+    joint_.seed = options_.bits.seed;
+    joint_.tokens = options_.tokens;
+    InstallStopHandler();
+    joint_.stop = &StopRequested();
+    BGTQ_ASSIGN_OR_RETURN(ResultsFile results,
+                          ResultsFile::Open(ProbesPath(path), JointSettings(model, corpus, joint_)));
+    Progress progress("probing");
+    joint_.progress = [&](double done, const std::string& note) { progress.Update(done, note); };
+    BGTQ_ASSIGN_OR_RETURN(JointResult made, CalibrateJointly(model, corpus, joint_, results));
+    if (made.probes_found > 0)
+      Log(fmt::format("{} probes were found in {}", made.probes_found, ProbesPath(path)));
+    plan_ = std::move(made.plan);
+    joint_budget_ = made.budget;
+    return Status::Ok();
+  }
+
+  static std::string ProbesPath(const std::string& plan_path) { return plan_path + ".probes.jsonl"; }
+
+  std::string DefaultPath(const std::string& model_path) const {
+    CacheChoice choice;
+    choice.recipe = options_.recipe;
+    choice.k_bits = options_.bits.k_bits;
+    choice.v_bits = options_.bits.v_bits;
+    choice.plan_seed = options_.bits.seed;
+    std::string budget;
+    if (!budget_->empty()) budget = fmt::format("B{:g}", joint_.bytes);
+    if (!compression_->empty()) budget = fmt::format("X{:g}", wanted_compression_);
+    if (!target_->empty()) budget = fmt::format("KLD{:g}", joint_.target_kld);
+    return PlanPathFor(model_path, choice, budget);
+  }
+
   ModelOptions model_;
   CalibrationOptions options_;
   std::string file_, output_;
   JsonOption json_;
   Plan plan_;
+
+  CLI::Option *budget_ = nullptr, *compression_ = nullptr, *target_ = nullptr;
+  std::vector<CLI::Option*> of_budget_;
+  JointOptions joint_;
+  double wanted_compression_ = 0;
+  bool no_buffer_ = false;
+  std::optional<PlanBudget> joint_budget_;
 };
 
 }  // namespace

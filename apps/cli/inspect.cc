@@ -142,10 +142,22 @@ class InspectCommand : public Command {
                m.heads, m.kv_heads, m.head_dim);
     fmt::print(
         "calibrated on {} tokens (text {}); {:.1f} stored bytes a token a head (K + V), {:.2f}x below "
-        "fp16\n\n",
+        "fp16\n",
         plan.calibration.tokens, plan.calibration.corpus_hash, plan.bytes_per_token_per_head(),
         (plan.has_latents() ? 2.0 : 4.0) * m.head_dim / plan.bytes_per_token_per_head());
-    fmt::print("layer head  key groups (bits x dims)              mean   value\n");
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<PlanBudget> budget, LoadPlanBudget(path_));
+    if (budget.has_value()) {
+      const PlanBudget& b = *budget;
+      fmt::print("one budget over all heads: {}; for {} sinks and {} recent tokens\n",
+                 b.bytes > 0 ? fmt::format("{:g} bytes a token a head", b.bytes)
+                             : fmt::format("divergence {:g} nats", b.target_kld),
+                 b.sinks, b.recent);
+      fmt::print(
+          "{} probes at {:g} bits on {} tokens in {:.1f} s; divergence there {:.4f} nats (predicted "
+          "{:.4f})\n",
+          b.probes, b.probe_bits, b.probe_tokens, b.probe_seconds, b.measured_kld, b.predicted_kld);
+    }
+    fmt::print("\nlayer head  key groups (bits x dims)              mean   value\n");
     nlohmann::json groups = nlohmann::json::array();
     for (int l = 0; l < m.layers; ++l) {
       for (int h = 0; h < m.kv_heads; ++h) {
@@ -174,18 +186,20 @@ class InspectCommand : public Command {
       BGTQ_RETURN_IF_ERROR(WriteFile(plot_, PlanPicture(plan)));
       fmt::print("\npicture: {}\n", plot_);
     }
-    return json_.Write({{"recipe", plan.recipe},
-                        {"k_bits", plan.k_bits},
-                        {"v_bits", plan.v_bits},
-                        {"seed", plan.seed},
-                        {"architecture", m.architecture},
-                        {"layers", m.layers},
-                        {"heads", m.heads},
-                        {"kv_heads", m.kv_heads},
-                        {"head_dim", m.head_dim},
-                        {"bytes_per_token_per_head", plan.bytes_per_token_per_head()},
-                        {"calibration_tokens", plan.calibration.tokens},
-                        {"groups", groups}});
+    nlohmann::json json = {{"recipe", plan.recipe},
+                           {"k_bits", plan.k_bits},
+                           {"v_bits", plan.v_bits},
+                           {"seed", plan.seed},
+                           {"architecture", m.architecture},
+                           {"layers", m.layers},
+                           {"heads", m.heads},
+                           {"kv_heads", m.kv_heads},
+                           {"head_dim", m.head_dim},
+                           {"bytes_per_token_per_head", plan.bytes_per_token_per_head()},
+                           {"calibration_tokens", plan.calibration.tokens},
+                           {"groups", groups}};
+    if (budget.has_value()) json["budget"] = BudgetJson(*budget);
+    return json_.Write(json);
   }
 
   std::string path_, plot_;

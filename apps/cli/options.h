@@ -10,6 +10,7 @@
 
 #include "src/engine/loaded_model.h"
 #include "src/engine/plan_source.h"
+#include "src/formats/plan_budget.h"
 
 namespace blockgtq::cli {
 
@@ -79,5 +80,8 @@ Result<std::vector<Token>> ReadTokenFile(const std::string& path);
 
 /// Mean stored bytes a token a head of a cache, K + V: the plan's, or 4 or 8 bytes a dim for fp16 and fp32.
 double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>& plan, CacheKind kind);
+
+/// "budget" of calibrate's and inspect's results.
+nlohmann::json BudgetJson(const PlanBudget& budget);
 
 }  // namespace blockgtq::cli

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "src/engine/context.h"
 
@@ -56,11 +57,6 @@ class HeadCollector : public AttentionObserver {
   std::vector<HeadCalibration> vectors_;
 };
 
-/// Sixteen bytes a token is more than any text of these vocabularies takes on average.
-std::string_view TextHead(std::string_view text, int64_t tokens) {
-  return text.substr(0, static_cast<size_t>(std::max<int64_t>(tokens, 0)) * 16);
-}
-
 Status CheckHasPlan(const Recipe& recipe) {
   if (recipe.kind == CacheKind::kPacked) return Status::Ok();
   return Status(
@@ -70,6 +66,10 @@ Status CheckHasPlan(const Recipe& recipe) {
 }
 
 }  // namespace
+
+std::string_view CalibrationTextHead(std::string_view text, int64_t tokens) {
+  return text.substr(0, static_cast<size_t>(std::max<int64_t>(tokens, 0)) * 16);
+}
 
 Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
                                              const std::function<void(double)>& progress) {
@@ -98,22 +98,37 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
 
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits) {
+  const std::vector<RecipeOptions> of_heads(measured.size(), bits);
+  BGTQ_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, measured, recipe_name, of_heads));
+  plan.k_bits = bits.k_bits;  // not rounded
+  plan.v_bits = bits.v_bits;
+  return plan;
+}
+
+Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                      const std::string& recipe_name, std::span<const RecipeOptions> bits) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
+  if (measured.empty() || bits.size() != measured.size()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{} heads are measured, bits are given of {}", measured.size(), bits.size()));
+  }
   Plan plan;
   plan.recipe = recipe_name;
-  plan.k_bits = bits.k_bits;
-  plan.v_bits = bits.v_bits;
-  plan.seed = bits.seed;
+  plan.seed = bits.front().seed;
   plan.model = model.fingerprint();
   plan.heads.reserve(measured.size());
   for (size_t i = 0; i < measured.size(); ++i) {
     const int layer = static_cast<int>(i) / plan.model.kv_heads,
               kv_head = static_cast<int>(i) % plan.model.kv_heads;
-    Result<HeadPlan> head = PlanHead(*recipe, measured[i], bits, layer, kv_head);
+    Result<HeadPlan> head = PlanHead(*recipe, measured[i], bits[i], layer, kv_head);
     if (!head.ok()) return head.status().WithContext(fmt::format("layer {} KV head {}", layer, kv_head));
     plan.heads.push_back(std::move(head).value());
+    plan.k_bits += bits[i].k_bits / static_cast<double>(bits.size());
+    plan.v_bits += bits[i].v_bits / static_cast<double>(bits.size());
   }
+  plan.k_bits = std::round(100 * plan.k_bits) / 100;  // as they are shown
+  plan.v_bits = std::round(100 * plan.v_bits) / 100;
   BGTQ_RETURN_IF_ERROR(plan.Validate());
   return plan;
 }
@@ -171,7 +186,7 @@ Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_vie
                               "reads; name a plan with --plan, or an uncompressed cache with --recipe fp16",
                               model.path()));
   }
-  std::vector<Token> tokens = model.tokenizer().Encode(TextHead(text, tokens_wanted), false);
+  std::vector<Token> tokens = model.tokenizer().Encode(CalibrationTextHead(text, tokens_wanted), false);
   const std::vector<Token> start = model.PromptStart(nullptr);
   tokens.insert(tokens.begin(), start.begin(), start.end());
   const int64_t wanted =
@@ -191,7 +206,7 @@ Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const Calibrat
   BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
   BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *recipe, options.bits));
   const auto start = std::chrono::steady_clock::now();
-  const std::string_view head = TextHead(text, options.tokens);
+  const std::string_view head = CalibrationTextHead(text, options.tokens);
   BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> tokens, CalibrationTokens(model, text, options.tokens));
   BGTQ_ASSIGN_OR_RETURN(const std::vector<HeadCalibration> measured,
                         Measure(model, tokens, options.progress));

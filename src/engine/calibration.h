@@ -25,6 +25,10 @@ struct CalibrationOptions {
 /// honoured).
 Result<Plan> Calibrate(LoadedModel& model, std::string_view text, const CalibrationOptions& options);
 
+/// The part of a text that is looked at for so many tokens, and hashed: sixteen bytes a token is more than
+/// any text of these vocabularies takes on average.
+std::string_view CalibrationTextHead(std::string_view text, int64_t tokens);
+
 /// The tokens that calibration measures: the start of the text, at most `tokens` and the model's context.
 /// Errors: kInvalidArgument when they are fewer than 64; kUnsupported without a tokenizer.
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text, int64_t tokens);
@@ -34,6 +38,10 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
                                              const std::function<void(double)>& progress);
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits);
+/// The same with bits of each head, [layers * kv_heads], and one seed; the plan's k_bits and v_bits are their
+/// means, to two digits.
+Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                      const std::string& recipe_name, std::span<const RecipeOptions> bits);
 /// What a plan's codes would read as.
 SimulatedHeads SimulatePlan(const ModelConfig& config, const Plan& plan, const std::string& recipe_name);
 /// A simulated recipe (or a packed one's twin) from the same measurement, which may be empty where the recipe

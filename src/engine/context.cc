@@ -26,6 +26,26 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   return context;
 }
 
+namespace {
+
+Status CheckRange(const LayerRange& range, const ModelConfig& config, int64_t rows) {
+  const int end = range.end > 0 ? range.end : config.layers;
+  if (range.first < 0 || range.first >= end || end > config.layers) {
+    return Status(ErrorCode::kInvalidArgument, fmt::format("layers {}..{}: the model has layers 0..{}",
+                                                           range.first, end - 1, config.layers - 1));
+  }
+  const bool whole = range.first == 0 && end == config.layers;
+  if (whole ||
+      (range.stream != nullptr && range.stream->rows() >= rows && range.stream->cols() == config.embedding)) {
+    return Status::Ok();
+  }
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("layers {}..{}: some layers alone need a stream of {} rows of {}", range.first,
+                            end - 1, rows, config.embedding));
+}
+
+}  // namespace
+
 Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& options) {
   const ModelConfig& config = model_.config();
   tokens_.clear();
@@ -57,6 +77,8 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
       }
     }
   }
+  BGTQ_RETURN_IF_ERROR(CheckRange(options.layers, config, static_cast<int64_t>(tokens_.size())));
+  const bool partial = options.layers.stream != nullptr;
   const ContextProbe* probe = options.probe;
   if (probe != nullptr && !model_.backend().has_attention_probes()) {
     return Status(
@@ -73,9 +95,11 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
   std::vector<CacheBinding*> bindings;
   for (Context* other : others) bindings.push_back(other->binding_.get());
   if (probe != nullptr) attention = {bindings, probe->report};
-  const Batch batch{tokens_, slices_, binding_.get(), options.observer,
-                    probe != nullptr ? &attention : nullptr};
-  const StepInput input{tokens_, slices_, binding_.get(), options.observer != nullptr || probe != nullptr};
+  const Batch batch{
+      tokens_,       slices_, binding_.get(), options.observer, probe != nullptr ? &attention : nullptr,
+      options.layers};
+  const StepInput input{tokens_, slices_, binding_.get(),
+                        options.observer != nullptr || probe != nullptr || partial};
   BGTQ_RETURN_IF_ERROR(model_.backend().Step(input, [&] { return model_.model().Forward(batch, *hidden_); }));
   for (const BatchSlice& slice : slices_) {
     cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));

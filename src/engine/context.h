@@ -32,6 +32,7 @@ struct RunOptions {
   bool strict = false;                    // BatchSlice::strict
   AttentionObserver* observer = nullptr;  // for calibration
   const ContextProbe* probe = nullptr;    // may be null
+  LayerRange layers{};                    // Batch::layers; hidden() is of whole passes alone
 };
 
 class Context {
@@ -47,7 +48,8 @@ class Context {
   KvCache& cache() { return *cache_; }
 
   /// One forward pass over new tokens of several sequences; afterwards hidden() holds the final hidden
-  /// states, a row a token in order. Errors: kInvalidArgument (a token out of range), kOutOfMemory (a cache
+  /// states, a row a token in order. Errors: kInvalidArgument (a token or a range of layers that the model
+  /// has not, a range without a stream of its rows), kOutOfMemory (a cache
   /// full; nothing changed), kUnsupported (a probe, on a backend that has none), those of Backend::Attention.
   Status Run(std::span<const SequenceTokens> items, const RunOptions& options = {});
   const Activations& hidden() const { return *hidden_; }

@@ -11,7 +11,7 @@ namespace blockgtq {
 
 std::string BitsName(double k_bits, double v_bits) { return fmt::format("K{:g}V{:g}", k_bits, v_bits); }
 
-std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice) {
+std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice, const std::string& budget) {
   std::string name = model_path;
   const std::filesystem::path last = std::filesystem::path(model_path).filename();
   if (last.empty() || last == "." || last == "..") {  // a folder that is not called by its name
@@ -22,7 +22,7 @@ std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice
   name += ".";
   if (choice.recipe != "aligned") name += choice.recipe + ".";
   if (choice.plan_seed != RecipeOptions().seed) name += fmt::format("seed{}.", choice.plan_seed);
-  return name + BitsName(choice.k_bits, choice.v_bits) + ".bgtq.safetensors";
+  return name + (budget.empty() ? BitsName(choice.k_bits, choice.v_bits) : budget) + ".bgtq.safetensors";
 }
 
 Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& choice,

@@ -24,8 +24,10 @@ struct CacheChoice {
 /// "K3V3", "K2.5V3": how bits are written in file names and tables.
 std::string BitsName(double k_bits, double v_bits);
 /// MODEL.K3V3.bgtq.safetensors; other recipes and seeds are part of the name:
-/// MODEL.paper.K3V3.bgtq.safetensors. Beside a folder, for a model that is one.
-std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice);
+/// MODEL.paper.K3V3.bgtq.safetensors. Beside a folder, for a model that is one. budget: stands in place of
+/// the bits where it is not empty.
+std::string PlanPathFor(const std::string& model_path, const CacheChoice& choice,
+                        const std::string& budget = "");
 
 /// The plan of a packed recipe; nullopt for others. Lines for the user (what was found, made, saved,
 /// or could not be saved) go to `log`. Errors: those of LoadPlan and Calibrate; kMismatch when the plan found

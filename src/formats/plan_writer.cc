@@ -89,7 +89,7 @@ std::vector<SafetensorsTensor> Tensors(const Plan& plan) {
 
 }  // namespace
 
-Status SavePlan(const Plan& plan, const std::string& path) {
+Status SavePlan(const Plan& plan, const std::string& path, const std::optional<PlanBudget>& budget) {
   if (const Status valid = plan.Validate(); !valid.ok()) {
     return Status(ErrorCode::kInvalidArgument, path + ": not saved: " + valid.message());
   }
@@ -116,6 +116,9 @@ Status SavePlan(const Plan& plan, const std::string& path) {
         {"bytes_per_token_per_head", fmt::format("{}", plan.bytes_per_token_per_head())}};
   } catch (const nlohmann::json::exception&) {
     return Status(ErrorCode::kInvalidArgument, path + ": not saved: a name in the plan is not UTF-8");
+  }
+  if (budget.has_value()) {
+    BGTQ_ASSIGN_OR_RETURN(metadata[plan_file::kBudget], PlanBudgetText(*budget));
   }
   return WriteSafetensors(path, metadata, Tensors(plan));
 }

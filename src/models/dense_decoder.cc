@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "src/models/attention_probe.h"
@@ -33,15 +34,25 @@ class DenseDecoder : public Model {
   Status Forward(const Batch& batch, Activations& hidden) override {
     const int64_t rows = static_cast<int64_t>(batch.tokens.size());
     Reserve(rows);
-    backend_.Embed(*weights_.embedding, batch.tokens, *work_.x);
-    if (config_.embedding_scale != 1)
-      BGTQ_RETURN_IF_ERROR(backend_.Scale(config_.embedding_scale, rows, *work_.x));
-    for (int l = 0; l < config_.layers; ++l) {
+    const LayerRange& range = batch.layers;
+    const int end = range.end > 0 ? range.end : config_.layers;
+    if (range.first > 0) {
+      Copy(*range.stream, rows, *work_.x);
+    } else {
+      backend_.Embed(*weights_.embedding, batch.tokens, *work_.x);
+      if (config_.embedding_scale != 1)
+        BGTQ_RETURN_IF_ERROR(backend_.Scale(config_.embedding_scale, rows, *work_.x));
+    }
+    for (int l = range.first; l < end; ++l) {
       BGTQ_RETURN_IF_ERROR(Attend(l, batch, rows));
       BGTQ_RETURN_IF_ERROR(weights_.layers[static_cast<size_t>(l)].router != nullptr ? MixExperts(l, rows)
                                                                                      : FeedForward(l, rows));
     }
-    backend_.RmsNorm(*work_.x, NormOf(weights_.output_norm), rows, hidden);
+    if (end < config_.layers) {
+      Copy(*work_.x, rows, *range.stream);
+    } else {
+      backend_.RmsNorm(*work_.x, NormOf(weights_.output_norm), rows, hidden);
+    }
     return Status::Ok();
   }
 
@@ -53,6 +64,12 @@ class DenseDecoder : public Model {
 
  private:
   Norm NormOf(const WeightPtr& weight) const { return {weight.get(), config_.norm_epsilon}; }
+
+  void Copy(const Activations& from, int64_t rows, Activations& to) {
+    std::vector<int64_t> all(static_cast<size_t>(rows));
+    std::iota(all.begin(), all.end(), 0);
+    backend_.GatherRows(from, all, to);
+  }
 
   Status Attend(int l, const Batch& batch, int64_t rows) {
     const ModelConfig& c = config_;

@@ -83,6 +83,14 @@ struct AttentionProbe {
   std::function<Status(int layer, std::span<const Activations* const> outputs)> report;
 };
 
+/// A pass through some of the layers, for work that runs the same tokens many times with a change from some
+/// layer on. Layers that are left out leave nothing in the cache.
+struct LayerRange {
+  int first = 0;                  // > 0: the residual stream that enters it is read from `stream`
+  int end = 0;                    // one past the last; 0: all that remain
+  Activations* stream = nullptr;  // [rows, embedding]; where `end` is not the last, what leaves it
+};
+
 /// Tokens of one or more sequences, run together.
 struct Batch {
   std::span<const int32_t> tokens;        // [rows]
@@ -90,6 +98,7 @@ struct Batch {
   CacheBinding* cache = nullptr;          // of the backend that the model was loaded on
   AttentionObserver* observer = nullptr;  // may be null
   const AttentionProbe* probe = nullptr;  // may be null
+  LayerRange layers{};
 };
 
 class Model {
@@ -97,9 +106,9 @@ class Model {
   virtual ~Model() = default;
   const ModelConfig& config() const { return config_; }
 
-  /// Runs every layer; the cache is read and written. hidden [rows, embedding]
-  /// receives the output of the final norm. The caller reserves before and commits after. Errors: those of
-  /// Backend::Attention.
+  /// Runs the batch's layers; the cache is read and written. hidden [rows, embedding]
+  /// receives the output of the final norm, unless the range ends before the last layer. The caller reserves
+  /// before and commits after. Errors: those of Backend::Attention.
   virtual Status Forward(const Batch& batch, Activations& hidden) = 0;
   /// logits [rows, vocabulary] of the first `rows` rows of hidden.
   virtual void Logits(const Activations& hidden, int64_t rows, Activations& logits) = 0;

@@ -85,6 +85,32 @@ TEST(PlanFile, APlanOfLatentsIsVersionTwoAndHasNoValues) {
   EXPECT_THAT(plan.Validate().message(), HasSubstr("24 dims"));
 }
 
+TEST(PlanFile, ABudgetIsKeptBesideThePlanAndChangesNothingInIt) {
+  TemporaryFolder folder;
+  const Plan plan = SamplePlan();
+  PlanBudget budget;
+  budget.bytes = 51.25;
+  budget.sinks = 4;
+  budget.recent = 64;
+  budget.probe_bits = 2;
+  budget.probe_tokens = 512;
+  budget.probes = 360;
+  budget.probe_seconds = 12.5;
+  budget.exponent = 0.8;
+  budget.predicted_kld = 0.0625;
+  budget.measured_kld = 1.0 / 3;
+  ASSERT_TRUE(SavePlan(plan, folder.File("with"), budget).ok());
+  ASSERT_TRUE(SavePlan(plan, folder.File("without")).ok());
+  const auto with = LoadPlanBudget(folder.File("with")), without = LoadPlanBudget(folder.File("without"));
+  ASSERT_TRUE(with.ok() && without.ok());
+  EXPECT_EQ(*with, std::optional(budget));
+  EXPECT_EQ(*without, std::nullopt);
+  EXPECT_EQ(LoadPlan(folder.File("with"))->Hash(), plan.Hash());
+
+  budget.exponent = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(SavePlan(plan, folder.File("bad"), budget).code(), ErrorCode::kInvalidArgument);
+}
+
 TEST(PlanFile, APlanThatIsNotValidIsNotSaved) {
   TemporaryFolder folder;
   Plan plan = SamplePlan();

@@ -1,0 +1,122 @@
+// See kld_probe.h.
+#include "src/eval/kld_probe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "src/core/thread_pool.h"
+#include "src/eval/logit_comparison.h"
+
+namespace blockgtq {
+namespace {
+
+constexpr int64_t kLogitRows = 64;  // rows of a probe's logits held at a time
+
+}  // namespace
+
+KldProbe::KldProbe(LoadedModel& model, std::span<const Token> tokens, const KldProbeOptions& options)
+    : model_(model),
+      options_(options),
+      before_(model.backend().precision()),
+      tokens_(tokens.begin(), tokens.end()) {
+  model.backend().SetPrecision(Precision::kFloat);
+}
+
+KldProbe::~KldProbe() { model_.backend().SetPrecision(before_); }
+
+Result<std::unique_ptr<KldProbe>> KldProbe::Create(LoadedModel& model, std::span<const Token> tokens,
+                                                   const KldProbeOptions& options) {
+  const int64_t rows = static_cast<int64_t>(tokens.size());
+  if (rows < 2 || options.window < 2 || options.window > model.config().context_length ||
+      options.positions < 1) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("probes: {} tokens in windows of {}, {} positions compared: at least 2, 2 and 1, "
+                    "and windows within the model's context of {}",
+                    rows, options.window, options.positions, model.config().context_length));
+  }
+  std::unique_ptr<KldProbe> probe(new KldProbe(model, tokens, options));
+  Backend& backend = model.backend();
+  CacheOptions cache;
+  cache.kind = backend.exact_cache_kind();
+  cache.max_tokens = rows + (rows / options.window + 1) * kPageTokens;
+  BGTQ_ASSIGN_OR_RETURN(probe->exact_, Context::Create(model, cache, nullptr));
+  BGTQ_RETURN_IF_ERROR(probe->Run(*probe->exact_, {}));
+  // The middle of each of as many equal parts of the text.
+  const int64_t count = std::min(options.positions, rows);
+  for (int64_t i = 0; i < count; ++i) probe->positions_.push_back((2 * i + 1) * rows / (2 * count));
+  const size_t vocabulary = static_cast<size_t>(model.config().vocabulary);
+  probe->base_.reserve(probe->positions_.size() * vocabulary);
+  for (int64_t first = 0; first < count; first += kLogitRows) {
+    const std::span<const int64_t> some(&probe->positions_[static_cast<size_t>(first)],
+                                        static_cast<size_t>(std::min(kLogitRows, count - first)));
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, probe->exact_->Logits(some));
+    probe->base_.insert(probe->base_.end(), logits.begin(), logits.end());
+  }
+  probe->stream_ = backend.MakeActivations(rows, model.config().embedding);
+  return probe;
+}
+
+Status KldProbe::Run(Context& context, const LayerRange& layers) {
+  std::vector<SequenceTokens> items;
+  Status status;
+  for (size_t first = 0; first < tokens_.size() && status.ok();
+       first += static_cast<size_t>(options_.window)) {
+    const Result<SequenceId> sequence = context.cache().AddSequence();
+    status = sequence.status();
+    if (!status.ok()) break;
+    const size_t count = std::min(static_cast<size_t>(options_.window), tokens_.size() - first);
+    items.push_back({*sequence, std::span<const Token>(tokens_).subspan(first, count)});
+  }
+  if (status.ok()) status = context.Run(items, {.strict = true, .layers = layers});
+  for (const SequenceTokens& item : items) context.cache().RemoveSequence(item.sequence);
+  return status;
+}
+
+Status KldProbe::Enter(int layer) {
+  if (layer < layer_ || layer >= model_.config().layers) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("probes: layer {} after layer {} of {}", layer, layer_, model_.config().layers)};
+  }
+  if (layer == layer_) return Status::Ok();
+  BGTQ_RETURN_IF_ERROR(Run(*exact_, {layer_, layer, stream_.get()}));
+  layer_ = layer;
+  return Status::Ok();
+}
+
+Result<double> KldProbe::Kld(std::shared_ptr<const SimulatedHeads> heads) {
+  CacheOptions cache;
+  cache.kind = CacheKind::kSimulated;
+  cache.sinks = options_.protection.sinks;
+  cache.recent = options_.protection.recent;
+  cache.max_tokens = rows() + (rows() / options_.window + 1) * kPageTokens;
+  cache.simulated = std::move(heads);
+  BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::Create(model_, cache, nullptr));
+  BGTQ_RETURN_IF_ERROR(Run(*context, {layer_, 0, layer_ > 0 ? stream_.get() : nullptr}));
+  const size_t vocabulary = static_cast<size_t>(model_.config().vocabulary);
+  double sum = 0;
+  ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  for (size_t first = 0; first < positions_.size(); first += static_cast<size_t>(kLogitRows)) {
+    const std::span<const int64_t> some =
+        std::span<const int64_t>(positions_)
+            .subspan(first, std::min(static_cast<size_t>(kLogitRows), positions_.size() - first));
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context->Logits(some));
+    std::vector<double> kld(some.size());
+    pool.Run(static_cast<int64_t>(some.size()), [&](int64_t i, int) {
+      const size_t at = static_cast<size_t>(i);
+      kld[at] = CompareLogits({&base_[(first + at) * vocabulary], vocabulary},
+                              logits.subspan(at * vocabulary, vocabulary))
+                    .kld;
+    });
+    for (const double k : kld) sum += k;
+  }
+  const double mean = sum / static_cast<double>(positions_.size());
+  if (std::isfinite(mean)) return mean;
+  return Status(ErrorCode::kNonFinite,
+                "a probe's logits are NaN or infinite; the model file or its numerics are damaged");
+}
+
+}  // namespace blockgtq

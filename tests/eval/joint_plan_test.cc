@@ -1,0 +1,238 @@
+// One budget over all heads: probes measure what a whole run would, the allocation is the cheapest for its
+// model, and the plan keeps to its bytes.
+#include "src/eval/joint_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <numeric>
+
+#include "src/engine/bundled_text.h"
+#include "src/eval/kld_probe.h"
+#include "src/eval/logit_comparison.h"
+#include "src/eval/partial_heads.h"
+#include "tests/engine/test_models.h"
+
+namespace blockgtq::test {
+namespace {
+
+/// Distortions of a quarter a bit, 10 bytes a bit.
+std::vector<SideChoice> Choices(std::initializer_list<double> bits, double scale) {
+  std::vector<SideChoice> choices;
+  for (const double b : bits) choices.push_back({b, static_cast<int64_t>(10 * b), scale * std::exp2(-2 * b)});
+  return choices;
+}
+
+HeadChoices Head(double scale = 1) {
+  return {Choices({1, 1.5, 2, 2.5, 3, 4, 5, 8}, scale), Choices({1, 2, 3, 4, 5, 8}, scale)};
+}
+
+HeadProbe Probe(double key_kld, double value_kld, double scale = 1) {
+  return {key_kld, value_kld, scale / 16, scale / 16};  // probed at 2 bits
+}
+
+TEST(AllocateJointly, EqualHeadsGetEqualBitsAndSensitiveOnesMore) {
+  const std::vector<HeadChoices> heads = {Head(), Head(100)};  // the scale of a distortion cancels
+  const JointAllocation equal =
+      AllocateJointly(heads, std::vector{Probe(1, 1), Probe(1, 1, 100)}, {}, 4 * 30, 7);
+  ASSERT_EQ(equal.bits.size(), 2u);
+  for (const RecipeOptions& bits : equal.bits) {
+    EXPECT_EQ(bits.k_bits, 3);
+    EXPECT_EQ(bits.v_bits, 3);
+    EXPECT_EQ(bits.seed, 7u);
+  }
+  EXPECT_NEAR(equal.predicted_kld, 4 * 0.25, 1e-12);  // a bit more than the probe: a quarter each
+
+  // Sixteen times as sensitive: two bits more than the others, as four of any bits a quarter apart are worth.
+  const JointAllocation skewed =
+      AllocateJointly(heads, std::vector{Probe(16, 1), Probe(1, 1, 100)}, {}, 3 * 20 + 40, 7);
+  EXPECT_EQ(skewed.bits[0].k_bits, 4);
+  EXPECT_EQ(skewed.bits[0].v_bits, 2);
+  EXPECT_EQ(skewed.bits[1].k_bits, 2);
+  EXPECT_EQ(skewed.bits[1].v_bits, 2);
+}
+
+TEST(AllocateJointly, TheErrorModelWeighsKeysAndBendsTheLaw) {
+  const std::vector<HeadChoices> heads = {Head()};
+  const std::vector<HeadProbe> probes = {Probe(1, 1)};
+  EXPECT_EQ(AllocateJointly(heads, probes, {.key_factor = 4}, 50, 2).bits[0].k_bits, 3);
+  EXPECT_EQ(AllocateJointly(heads, probes, {.key_factor = 0.25}, 50, 2).bits[0].v_bits, 3);
+  EXPECT_NEAR(AllocateJointly(heads, probes, {.exponent = 0.5}, 60, 2).predicted_kld, 2 * 0.5, 1e-12);
+}
+
+// The text excited one head of three only, or none: the others keep usable widths.
+TEST(AllocateJointly, HeadsThatDidNotMoveKeepAFloor) {
+  const std::vector<HeadChoices> heads = {Head(), Head(), Head()};
+  const JointAllocation some =
+      AllocateJointly(heads, std::vector{Probe(1, 1), Probe(0, 0), Probe(0, 0)}, {}, 6 * 30, 2);
+  for (const RecipeOptions& bits : some.bits) {
+    EXPECT_GE(bits.k_bits, 2);
+    EXPECT_GE(bits.v_bits, 2);
+  }
+  const JointAllocation none =
+      AllocateJointly(heads, std::vector{Probe(0, 0), Probe(0, 0), Probe(0, 0)}, {}, 6 * 30, 2);
+  for (const RecipeOptions& bits : none.bits) {
+    EXPECT_EQ(bits.k_bits, 3);
+    EXPECT_EQ(bits.v_bits, 3);
+  }
+}
+
+TEST(AllocateJointly, TooFewBytesGiveNoAllocation) {
+  EXPECT_TRUE(AllocateJointly(std::vector{Head()}, std::vector{Probe(1, 1)}, {}, 19, 2).bits.empty());
+}
+
+// A head that no token moved has nothing to measure; its choices still differ by their bits.
+TEST(HeadChoices, OfAnIdleHeadFollowTheBits) {
+  constexpr int kDim = 32, kTokens = 8;
+  HeadCalibration idle;
+  StatisticsAccumulator accumulator(kDim);
+  const std::vector<float> zero(kDim, 0.0f);
+  for (int t = 0; t < kTokens; ++t) {
+    accumulator.AddQuery(zero.data());
+    accumulator.AddKey(zero.data());
+  }
+  idle.statistics = accumulator.Finish();
+  idle.keys.assign(kDim * kTokens, 0.0f);
+  idle.values = idle.keys;
+  const Recipe& recipe = **FindRecipe("aligned");
+  RopeConfig rope;
+  rope.head_dim = kDim;
+  rope.rotary_dims = kDim;
+  const auto choices = MakeHeadChoices(idle, recipe, 2, std::make_shared<RopeTable>(rope), 0, 0);
+  ASSERT_TRUE(choices.ok()) << choices.status().message();
+  ASSERT_GE(choices->keys.size(), 3u);
+  ASSERT_EQ(choices->values.size(), 6u);
+  for (const auto* side : {&choices->keys, &choices->values}) {
+    for (size_t i = 1; i < side->size(); ++i) {
+      EXPECT_GT((*side)[i].bytes, (*side)[i - 1].bytes);
+      EXPECT_LT((*side)[i].distortion, (*side)[i - 1].distortion);
+    }
+  }
+}
+
+class JointPlanTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    model_ = OpenModel(TinyModelPath("llama"));
+    options_.protection = {0, 0};
+    options_.tokens = 256;
+    options_.probe_tokens = 96;  // and as many that plans are measured on
+    options_.probe_positions = 96;
+  }
+  Result<JointResult> Make(ResultsFile& results) {
+    return CalibrateJointly(*model_, BundledCalibrationText(), options_, results);
+  }
+  int layers() const { return model_->config().layers; }
+
+  std::unique_ptr<LoadedModel> model_;
+  JointOptions options_;
+};
+
+// Entering at a late layer is a shortcut: the divergence is that of two whole runs, taken from their logits.
+TEST_F(JointPlanTest, AProbeFromALateLayerMeasuresAWholeRun) {
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), 160);
+  ASSERT_TRUE(tokens.ok());
+  const auto measured = Measure(*model_, *tokens, nullptr);
+  ASSERT_TRUE(measured.ok());
+  const int layer = layers() - 1;
+  const size_t at = static_cast<size_t>(layer * model_->config().kv_heads);
+  const auto plan = (*FindRecipe("aligned"))->plan_head((*measured)[at], {2, 2, 2}, layer, 0);
+  ASSERT_TRUE(plan.ok());
+  const auto rope = std::make_shared<RopeTable>(model_->config().rope);
+  for (const StoredSide side : {StoredSide::kKeys, StoredSide::kValues}) {
+    const auto heads = OneSideStored(model_->config(), *plan, rope, layer, 0, side);
+    const auto probe =
+        KldProbe::Create(*model_, *tokens, {.window = 160, .positions = 160, .protection = {0, 0}});
+    ASSERT_TRUE(probe.ok()) << probe.status().message();
+    ASSERT_TRUE((*probe)->Enter(layer).ok());
+    const auto late = (*probe)->Kld(heads);
+    ASSERT_TRUE(late.ok()) << late.status().message();
+
+    double sum = 0;
+    std::vector<std::vector<float>> logits;
+    for (const bool exact : {true, false}) {
+      CacheOptions cache;
+      cache.kind = exact ? CacheKind::kFloat : CacheKind::kSimulated;
+      cache.sinks = cache.recent = 0;
+      cache.max_tokens = 192;
+      cache.simulated = exact ? nullptr : heads;
+      const auto context = MakeContext(*model_, cache);
+      const SequenceTokens item{*context->cache().AddSequence(), *tokens};
+      ASSERT_TRUE(context->Run({&item, 1}, {.strict = true}).ok());
+      std::vector<int64_t> rows(tokens->size());
+      std::iota(rows.begin(), rows.end(), 0);
+      const auto of_rows = context->Logits(rows);
+      logits.emplace_back(of_rows->begin(), of_rows->end());
+    }
+    const size_t vocabulary = static_cast<size_t>(model_->config().vocabulary);
+    for (size_t r = 0; r < tokens->size(); ++r) {
+      sum += CompareLogits({&logits[0][r * vocabulary], vocabulary}, {&logits[1][r * vocabulary], vocabulary})
+                 .kld;
+    }
+    EXPECT_GT(*late, 0);
+    EXPECT_NEAR(*late / (sum / static_cast<double>(tokens->size())), 1.0, 1e-3);
+    EXPECT_EQ((*probe)->Enter(layer - 1).code(), ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_F(JointPlanTest, APlanKeepsToItsBytesAndMeasuresNoWorseThanAFlatOne) {
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens);
+  const auto measured = Measure(*model_, *tokens, nullptr);
+  const auto flat = MakePlan(*model_, *measured, "aligned", RecipeOptions{3, 3, 2});
+  ASSERT_TRUE(flat.ok());
+  options_.bytes = flat->bytes_per_token_per_head();
+  ResultsFile memory = ResultsFile::InMemory();
+  const auto joint = Make(memory);
+  ASSERT_TRUE(joint.ok()) << joint.status().message();
+  EXPECT_LE(joint->plan.bytes_per_token_per_head(), options_.bytes);
+  EXPECT_GT(joint->plan.bytes_per_token_per_head(), 0.97 * options_.bytes);
+  EXPECT_TRUE(joint->plan.Validate().ok());
+  EXPECT_EQ(joint->budget.probes, 2 * layers() * model_->config().kv_heads);
+  EXPECT_EQ(memory.samples().size(), static_cast<size_t>(joint->budget.probes));
+
+  // On the text that plans are measured on, from outside.
+  const auto all =
+      CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens + 2 * options_.probe_tokens);
+  std::vector<Token> text(all->end() - options_.probe_tokens, all->end());
+  const std::vector<Token> start = model_->PromptStart(nullptr);
+  std::copy(start.begin(), start.end(), text.begin());
+  const auto probe = KldProbe::Create(*model_, text, {.window = 96, .positions = 96, .protection = {0, 0}});
+  const auto kld = [&](const Plan& plan) {
+    return *(*probe)->Kld(std::make_shared<const SimulatedHeads>(SimulatePlan(model_->config(), plan, "x")));
+  };
+  EXPECT_NEAR(kld(joint->plan) / joint->budget.measured_kld, 1.0, 1e-4);
+  EXPECT_LE(joint->budget.measured_kld, kld(*flat) * (1 + 1e-6));
+
+  // Taken up from the same probes, the same plan comes out without running one.
+  const auto again = Make(memory);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->probes_found, joint->budget.probes);
+  EXPECT_EQ(again->plan.Hash(), joint->plan.Hash());
+}
+
+TEST_F(JointPlanTest, ATargetBelowTheLargestCodesIsNamed) {
+  options_.target_kld = 1e-4;
+  ResultsFile memory = ResultsFile::InMemory();
+  const Status status = Make(memory).status();
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("0.0001"), std::string::npos) << status.message();
+}
+
+TEST_F(JointPlanTest, WhatCannotBeHonouredIsNamed) {
+  ResultsFile memory = ResultsFile::InMemory();
+  EXPECT_EQ(Make(memory).status().code(), ErrorCode::kInvalidArgument);  // neither
+  options_.bytes = options_.target_kld = 1;
+  EXPECT_EQ(Make(memory).status().code(), ErrorCode::kInvalidArgument);  // both
+  options_.target_kld = 0;
+  const Status few = Make(memory).status();  // one byte a token a head
+  EXPECT_EQ(few.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(few.message().find("too few"), std::string::npos) << few.message();
+  std::atomic<bool> stop{true};
+  options_.stop = &stop;
+  ResultsFile fresh = ResultsFile::InMemory();
+  EXPECT_EQ(Make(fresh).status().code(), ErrorCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace blockgtq::test
