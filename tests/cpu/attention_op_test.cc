@@ -145,7 +145,7 @@ class Harness {
     call.scale = Scale();
     call.window = setting_.window;
     call.slices = slices;
-    const Status status = op_.Run(call, queries, keys, values, out);
+    const Status status = op_.Run(call, queries, keys, &values, out);
     ASSERT_TRUE(status.ok()) << status.message();
     for (const BatchSlice& slice : slices) {
       cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));
