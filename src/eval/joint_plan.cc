@@ -458,6 +458,12 @@ nlohmann::json JointSettings(const LoadedModel& model, std::string_view text, co
 
 Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, const JointOptions& options,
                                      ResultsFile& results) {
+  if (model.config().latent.rank > 0) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{}: one budget over all heads is for keys and values; this model caches "
+                              "latents (MLA): give -K and -V",
+                              model.path()));
+  }
   return Planner(model, options, results).Run(text);
 }
 
