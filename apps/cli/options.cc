@@ -236,11 +236,19 @@ double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>&
 }
 
 nlohmann::json BudgetJson(const PlanBudget& b) {
-  return {{"bytes", b.bytes},       {"target_kld", b.target_kld},       {"sinks", b.sinks},
-          {"recent", b.recent},     {"probe_bits", b.probe_bits},       {"probe_tokens", b.probe_tokens},
-          {"probes", b.probes},     {"probe_seconds", b.probe_seconds}, {"key_factor", b.key_factor},
+  return {{"bytes", b.bytes},
+          {"target_kld", b.target_kld},
+          {"sinks", b.sinks},
+          {"recent", b.recent},
+          {"probe_bits", b.probe_bits},
+          {"probe_tokens", b.probe_tokens},
+          {"probes", b.probes},
+          {"probe_seconds", b.probe_seconds},
+          {"key_factor", b.key_factor},
           {"exponent", b.exponent},
-          {"trust", b.trust}, {"predicted_kld", b.predicted_kld}, {"measured_kld", b.measured_kld}};
+          {"trust", b.trust},
+          {"predicted_kld", b.predicted_kld},
+          {"measured_kld", b.measured_kld}};
 }
 
 }  // namespace blockgtq::cli

@@ -99,14 +99,14 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits) {
   const std::vector<RecipeOptions> of_heads(measured.size(), bits);
-  BGTQ_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, measured, recipe_name, of_heads));
+  BGTQ_ASSIGN_OR_RETURN(Plan plan, MakePlanByHead(model, measured, recipe_name, of_heads));
   plan.k_bits = bits.k_bits;  // not rounded
   plan.v_bits = bits.v_bits;
   return plan;
 }
 
-Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                      const std::string& recipe_name, std::span<const RecipeOptions> bits) {
+Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                            const std::string& recipe_name, std::span<const RecipeOptions> bits) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
   if (measured.empty() || bits.size() != measured.size()) {

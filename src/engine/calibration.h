@@ -40,8 +40,8 @@ Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration>
                       const std::string& recipe_name, const RecipeOptions& bits);
 /// The same with bits of each head, [layers * kv_heads], and one seed; the plan's k_bits and v_bits are their
 /// means, to two digits.
-Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                      const std::string& recipe_name, std::span<const RecipeOptions> bits);
+Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
+                            const std::string& recipe_name, std::span<const RecipeOptions> bits);
 /// What a plan's codes would read as.
 SimulatedHeads SimulatePlan(const ModelConfig& config, const Plan& plan, const std::string& recipe_name);
 /// A simulated recipe (or a packed one's twin) from the same measurement, which may be empty where the recipe

@@ -265,7 +265,7 @@ class Planner {
     for (size_t h = 0; h < heads(); ++h) {
       BGTQ_ASSIGN_OR_RETURN(allocation.bits[h], Rotated(allocation.bits[h], h));
     }
-    BGTQ_ASSIGN_OR_RETURN(candidate.plan, MakePlan(model_, measured_, "aligned", allocation.bits));
+    BGTQ_ASSIGN_OR_RETURN(candidate.plan, MakePlanByHead(model_, measured_, "aligned", allocation.bits));
     candidate.plan.seed = options_.seed;
     BGTQ_ASSIGN_OR_RETURN(candidate.measured, KldOf(candidate.plan));
     return candidate;

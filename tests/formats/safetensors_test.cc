@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "src/formats/atomic_file.h"
-#include "src/formats/atomic_file.h"
 #include "tests/formats/files.h"
 
 namespace blockgtq {
