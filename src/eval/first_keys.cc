@@ -17,7 +17,7 @@ class FirstKeyCollector : public AttentionObserver {
   FirstKeyCollector(const ModelConfig& config, int64_t window) : config_(config), window_(window) {
     const LayerRopes ropes = config.ropes();
     for (int l = 0; l < config.layers; ++l) ropes_.emplace_back(ropes[l]);
-    heads_.resize(static_cast<size_t>(config.layers * config.kv_heads));
+    heads_.resize(static_cast<size_t>(config.layers) * static_cast<size_t>(config.kv_heads));
     for (FirstKeys& head : heads_)
       head.query_moment.assign(static_cast<size_t>(config.head_dim) * config.head_dim, 0.0);
   }
@@ -28,7 +28,8 @@ class FirstKeyCollector : public AttentionObserver {
     const RopeTable& rope = ropes_[static_cast<size_t>(layer)];
     std::vector<float> turned(dim);
     for (int h = 0; h < config_.kv_heads; ++h) {
-      FirstKeys& head = heads_[static_cast<size_t>(layer * config_.kv_heads + h)];
+      FirstKeys& head =
+          heads_[static_cast<size_t>(layer) * static_cast<size_t>(config_.kv_heads) + static_cast<size_t>(h)];
       const double share = 1.0 / static_cast<double>(rows * group);
       for (int64_t t = 0; t < rows; ++t) {
         if (t % window_ == 0) {
@@ -103,7 +104,7 @@ Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<co
 
 Result<uint64_t> ChooseRotation(const Recipe& recipe, const HeadCalibration& calibration,
                                 const RecipeOptions& bits, const FirstKeys& first,
-                                std::shared_ptr<const RopeTable> rope, int layer, int kv_head,
+                                const std::shared_ptr<const RopeTable>& rope, int layer, int kv_head,
                                 int candidates) {
   const size_t dim = calibration.statistics.key_mean.size();
   double least = std::numeric_limits<double>::infinity();

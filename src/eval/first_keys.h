@@ -28,7 +28,7 @@ Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<co
 /// error at position 0. Errors: those of Recipe::plan_head.
 Result<uint64_t> ChooseRotation(const Recipe& recipe, const HeadCalibration& calibration,
                                 const RecipeOptions& bits, const FirstKeys& first,
-                                std::shared_ptr<const RopeTable> rope, int layer, int kv_head,
+                                const std::shared_ptr<const RopeTable>& rope, int layer, int kv_head,
                                 int candidates);
 
 }  // namespace blockgtq

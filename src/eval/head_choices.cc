@@ -44,9 +44,9 @@ double Error(std::span<const float> a, std::span<const float> b, size_t dim, std
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double e = double{a[i]} - b[i];
-    sum += e * e * (weight.empty() ? 1.0 : weight[i % dim / 2]);
+    sum += e * e * (weight.empty() ? 1.0 : weight[(i % dim) / 2]);
   }
-  return sum / static_cast<double>(a.size() / dim);
+  return sum * static_cast<double>(dim) / static_cast<double>(a.size());
 }
 
 /// A side that calibration never moved has no error to choose by: it gets the law 4^-bits.
@@ -73,7 +73,7 @@ void KeepUseful(std::vector<SideChoice>& choices) {
 }  // namespace
 
 Result<HeadChoices> MakeHeadChoices(const HeadCalibration& calibration, const Recipe& recipe, uint64_t seed,
-                                    std::shared_ptr<const RopeTable> rope, int layer, int kv_head) {
+                                    const std::shared_ptr<const RopeTable>& rope, int layer, int kv_head) {
   HeadChoices choices;
   std::vector<float> keys, values;
   std::vector<int64_t> key_places, value_places;

@@ -26,6 +26,6 @@ struct HeadChoices {
 /// Choices of the recipe aligned. A side without any error (calibration never moved it) has the distortions
 /// 4^-bits. Errors: those of PlanAligned.
 Result<HeadChoices> MakeHeadChoices(const HeadCalibration& calibration, const Recipe& recipe, uint64_t seed,
-                                    std::shared_ptr<const RopeTable> rope, int layer, int kv_head);
+                                    const std::shared_ptr<const RopeTable>& rope, int layer, int kv_head);
 
 }  // namespace blockgtq

@@ -187,7 +187,7 @@ class Planner {
     double run = 0;
     for (int l = 0; l < layers(); ++l) {
       for (int h = 0; h < kv_heads(); ++h) {
-        const size_t at = static_cast<size_t>(l * kv_heads() + h);
+        const size_t at = static_cast<size_t>(l) * static_cast<size_t>(kv_heads()) + static_cast<size_t>(h);
         HeadProbe& probe = probes_[at];
         probe.key_distortion = DistortionAt(choices_[at].keys, options_.probe_bits);
         probe.value_distortion = DistortionAt(choices_[at].values, options_.probe_bits);

@@ -35,7 +35,7 @@ class PartlyStoredHead : public SimulatedHead {
 }  // namespace
 
 std::shared_ptr<const SimulatedHeads> OneSideStored(const ModelConfig& config, const HeadPlan& plan,
-                                                    std::shared_ptr<const RopeTable> rope, int layer,
+                                                    const std::shared_ptr<const RopeTable>& rope, int layer,
                                                     int kv_head, StoredSide side) {
   auto heads = std::make_shared<SimulatedHeads>();
   *heads = {"probe", config.layers, config.kv_heads, config.head_dim, {}};

@@ -12,7 +12,7 @@ enum class StoredSide { kKeys, kValues };
 
 /// plan: of KV head `kv_head` of `layer`, whose `side` its codes decide; rope: that layer's.
 std::shared_ptr<const SimulatedHeads> OneSideStored(const ModelConfig& config, const HeadPlan& plan,
-                                                    std::shared_ptr<const RopeTable> rope, int layer,
+                                                    const std::shared_ptr<const RopeTable>& rope, int layer,
                                                     int kv_head, StoredSide side);
 
 }  // namespace blockgtq

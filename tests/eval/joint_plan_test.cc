@@ -136,7 +136,7 @@ TEST_F(JointPlanTest, AProbeFromALateLayerMeasuresAWholeRun) {
   const auto measured = Measure(*model_, *tokens, nullptr);
   ASSERT_TRUE(measured.ok());
   const int layer = layers() - 1;
-  const size_t at = static_cast<size_t>(layer * model_->config().kv_heads);
+  const size_t at = static_cast<size_t>(layer) * static_cast<size_t>(model_->config().kv_heads);
   const auto plan = (*FindRecipe("aligned"))->plan_head((*measured)[at], {2, 2, 2}, layer, 0);
   ASSERT_TRUE(plan.ok());
   const auto rope = std::make_shared<RopeTable>(model_->config().rope);
