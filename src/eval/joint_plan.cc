@@ -179,6 +179,7 @@ class Planner {
   }
 
   Status ProbeAll() {
+    BGTQ_RETURN_IF_ERROR(CheckProbesSeeCodes());
     std::map<std::string, double> found;
     BGTQ_RETURN_IF_ERROR(TakeFound(found));
     probes_.resize(heads());
@@ -213,6 +214,20 @@ class Planner {
       Report(kMeasuringShare + kProbingShare * run / all, fmt::format("layer {} of {}", l + 1, layers()));
     }
     return Status::Ok();
+  }
+
+  /// Whether any token of a probe's window attends to codes.
+  Status CheckProbesSeeCodes() const {
+    const int64_t sinks = options_.protection.sinks, recent = options_.protection.recent;
+    const int64_t last =
+        std::min({kProbeWindow, model_.config().context_length, static_cast<int64_t>(probe_tokens_.size())}) -
+        1;
+    const int64_t coded = recent > 0 ? std::max<int64_t>(last - recent, 0) / kPageTokens * kPageTokens : last;
+    if (coded > sinks) return Status::Ok();
+    return Invalid(
+        fmt::format("probes of {} tokens never leave the {} sinks and {} recent tokens that stay exact: give "
+                    "more --probe-tokens (windows of {} are used) or a smaller --recent",
+                    last + 1, sinks, recent, kProbeWindow));
   }
 
   Status Open(std::span<const Token> tokens, int64_t positions) {

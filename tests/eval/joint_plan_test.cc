@@ -219,6 +219,16 @@ TEST_F(JointPlanTest, ATargetBelowTheLargestCodesIsNamed) {
   EXPECT_NE(status.message().find("0.0001"), std::string::npos) << status.message();
 }
 
+// Nothing is coded within the recent window, so probes there say nothing.
+TEST_F(JointPlanTest, ProbesWithinTheRecentWindowAreRefused) {
+  options_.bytes = 1000;
+  options_.protection.recent = 256;
+  ResultsFile memory = ResultsFile::InMemory();
+  const Status status = Make(memory).status();
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("256 recent"), std::string::npos) << status.message();
+}
+
 TEST_F(JointPlanTest, WhatCannotBeHonouredIsNamed) {
   ResultsFile memory = ResultsFile::InMemory();
   EXPECT_EQ(Make(memory).status().code(), ErrorCode::kInvalidArgument);  // neither
