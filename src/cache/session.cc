@@ -1,9 +1,10 @@
 // Saving and loading of sessions (session.h).
 //
 // Tensors, in checksum order: "tokens" I32 [length], then for each layer l
-//   layers.l.pages   U8 [pages, page bytes]                 pages that hold codes, or tokens when
-//   uncompressed layers.l.window  U8 [tiles, kv_heads, tile bytes]       tiles that hold the tokens
-//   [coded_end, length) layers.l.sinks   U8 [kv_heads, sink tile bytes]
+//   layers.l.pages   U8 [pages, page bytes]            that hold codes (tokens, when uncompressed); of a
+//                                                      windowed layer those that what follows sees into
+//   layers.l.window  U8 [tiles, kv_heads, tile bytes]  that hold the tokens [coded_end, length)
+//   layers.l.sinks   U8 [kv_heads, sink tile bytes]
 // A tensor without elements is left out. The checksum is the XXH3-64 of the other metadata ("key=value\n" in
 // the order of the keys) and of every tensor's bytes.
 #include "src/cache/session.h"
@@ -58,14 +59,19 @@ Status CheckHasSessions(const KvCache& cache, const std::string& name) {
 Metadata CacheMetadata(const KvCache& cache) {
   const CacheGeometry& geometry = cache.geometry();
   const CacheOptions& options = cache.options();
-  return {{"kind", std::string(KindName(options.kind))},
-          {"plan", cache.plan() != nullptr ? cache.plan()->Hash() : "none"},
-          {"model", options.model},
-          {"sinks", std::to_string(options.sinks)},
-          {"recent", std::to_string(options.recent)},
-          {"layers", std::to_string(geometry.layers)},
-          {"kv_heads", std::to_string(geometry.kv_heads)},
-          {"head_dim", std::to_string(geometry.head_dim)}};
+  Metadata metadata = {{"kind", std::string(KindName(options.kind))},
+                       {"plan", cache.plan() != nullptr ? cache.plan()->Hash() : "none"},
+                       {"model", options.model},
+                       {"sinks", std::to_string(options.sinks)},
+                       {"recent", std::to_string(options.recent)},
+                       {"layers", std::to_string(geometry.layers)},
+                       {"kv_heads", std::to_string(geometry.kv_heads)},
+                       {"head_dim", std::to_string(geometry.head_dim)}};
+  if (!cache.has_windows()) return metadata;
+  metadata["window"] = std::to_string(geometry.window);
+  std::string& windowed = metadata["windowed"];  // a digit a layer
+  for (int layer = 0; layer < geometry.layers; ++layer) windowed += geometry.is_windowed(layer) ? '1' : '0';
+  return metadata;
 }
 
 std::string Checksum(const Metadata& metadata, std::span<const std::span<const std::byte>> tensors) {
@@ -141,7 +147,9 @@ Status CheckMetadata(const KvCache& cache, const std::string& name, const Metada
     return Status(ErrorCode::kUnsupported, fmt::format("{}: session version {}, this build reads {}", name,
                                                        metadata.find("version")->second, kVersion));
   }
-  for (const char* key : {"kind", "model", "layers", "kv_heads", "head_dim", "plan", "sinks", "recent"}) {
+  for (const char* key :
+       {"kind", "model", "layers", "kv_heads", "head_dim", "window", "windowed", "plan", "sinks", "recent"}) {
+    if (!expected.contains(key)) continue;
     const std::string& saved = metadata.find(key)->second;
     if (saved == expected[key]) continue;
     return Status(
@@ -168,6 +176,8 @@ class SessionCodec {
   std::vector<Shape> Shapes(const SequenceState& state) const;
   /// Checks that a sequence of this cache can be in this state.
   Status CheckState(const std::string& name, const SequenceState& state) const;
+  /// Before room is made for an empty sequence: pages that a session in this state lacks are not wanted.
+  void StartAt(SequenceId id, const SequenceState& state) { impl_.StartAt(state, impl_.At(id)); }
   /// Copies the layers' tensors of a sequence, in the order of Shapes, slots that hold no token as zeros.
   Status Gather(SequenceId id, std::byte* out) const;
   /// Fills a sequence that has room for state.length tokens from tensors [Shapes], tokens included.
@@ -177,6 +187,10 @@ class SessionCodec {
  private:
   int64_t StoredPages(const SequenceState& state) const {
     return PagesOf(impl_.packed() ? state.coded_end : state.length);
+  }
+  /// The first page of a layer that is stored: what a sequence needs to go on.
+  int64_t FirstStored(int layer, const SequenceState& state) const {
+    return impl_.FirstNeeded(impl_.GroupOf(layer), state);
   }
   Status GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
   Status GatherExact(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const;
@@ -193,7 +207,8 @@ std::vector<SessionCodec::Shape> SessionCodec::Shapes(const SequenceState& state
   const int64_t heads = impl_.geometry.kv_heads;
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
     const std::string prefix = fmt::format("layers.{}.", layer);
-    if (pages > 0) shapes.push_back({prefix + "pages", "U8", {pages, impl_.pool.page_bytes(layer)}});
+    const int64_t stored = pages - FirstStored(layer, state);
+    if (stored > 0) shapes.push_back({prefix + "pages", "U8", {stored, impl_.page_bytes(layer)}});
     if (tiles > 0) shapes.push_back({prefix + "window", "U8", {tiles, heads, impl_.window_tile_bytes}});
     if (impl_.sink_tile_bytes > 0) {
       shapes.push_back({prefix + "sinks", "U8", {heads, impl_.sink_tile_bytes}});
@@ -214,10 +229,11 @@ Status SessionCodec::CheckState(const std::string& name, const SequenceState& st
 }
 
 Status SessionCodec::GatherPages(const KvCache::Impl::Sequence& sequence, int layer, std::byte*& out) const {
-  const int64_t page_bytes = impl_.pool.page_bytes(layer), pages = StoredPages(sequence.state);
+  const int64_t page_bytes = impl_.page_bytes(layer), first = FirstStored(layer, sequence.state);
+  const int64_t pages = StoredPages(sequence.state) - first;
   for (int64_t page = 0; page < pages; ++page) {
-    BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out + page * page_bytes,
-                                             impl_.pool.Page(layer, sequence.blocks[page]), page_bytes));
+    BGTQ_RETURN_IF_ERROR(
+        impl_.memory().Read(out + page * page_bytes, impl_.Page(sequence, layer, first + page), page_bytes));
   }
   if (!impl_.packed() && impl_.memory().keys_by_token()) {
     for (int64_t tile = 0; tile < pages * impl_.geometry.kv_heads; ++tile) {
@@ -283,12 +299,12 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
   if (state.length == 0) return Status::Ok();
   CacheMemory& memory = impl_.memory();
   const KvCache::Impl::TileRange window = impl_.WindowRange(state);
-  const int64_t pages = StoredPages(state);
   const bool transpose = !impl_.packed() && memory.keys_by_token();
   std::vector<std::byte> turned;
   size_t next = 1;  // after the tokens
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
-    const int64_t bytes = impl_.pool.page_bytes(layer);
+    const int64_t bytes = impl_.page_bytes(layer), first = FirstStored(layer, state);
+    const int64_t pages = StoredPages(state) - first;
     const std::byte* page_data = pages > 0 ? tensors[next++].data() : nullptr;
     for (int64_t page = 0; page < pages; ++page) {
       const std::byte* data = page_data + page * bytes;
@@ -300,7 +316,7 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
         }
         data = turned.data();
       }
-      BGTQ_RETURN_IF_ERROR(memory.Write(impl_.pool.Page(layer, sequence.blocks[page]), data, bytes));
+      BGTQ_RETURN_IF_ERROR(memory.Write(impl_.Page(sequence, layer, first + page), data, bytes));
     }
     if (window.count() > 0) {
       const std::byte* data = tensors[next++].data();
@@ -359,6 +375,7 @@ Result<LoadedSession> LoadFromFile(KvCache& cache, const SafetensorsFile& file) 
     std::memcpy(session.tokens.data(), tensors[0].data(), tensors[0].size());
   }
   BGTQ_ASSIGN_OR_RETURN(session.sequence, cache.AddSequence());
+  codec.StartAt(session.sequence, state);
   Status filled = cache.Reserve(session.sequence, state.length);
   if (filled.ok()) filled = codec.Scatter(session.sequence, state, tensors);
   if (!filled.ok()) {

@@ -48,7 +48,7 @@ struct ModelConfig {
   float embedding_scale = 1;
   ExpertConfig experts{};
 
-  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim}; }
+  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim, window, windowed}; }
   /// The window of a layer; 0: it sees all.
   int64_t window_of(int layer) const {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] != 0 ? window : 0;

@@ -76,7 +76,7 @@ std::string_view AfterLast(std::string_view text, std::string_view mark) {
   return at == std::string_view::npos ? text : text.substr(at + mark.size());
 }
 
-std::string RenderQwen3(std::span<const ChatMessage> messages) {
+std::string RenderQwen3(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
   // The last question: the last user message that is no tool's response in disguise.
   size_t last_query = messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;) {
@@ -104,7 +104,7 @@ std::string RenderQwen3(std::span<const ChatMessage> messages) {
     }
     out.append(content).append("<|im_end|>\n");
   }
-  return out.append("<|im_start|>assistant\n");
+  return out.append(chat.generation);
 }
 
 Status MustAlternate(size_t message) {
@@ -199,6 +199,14 @@ std::string RenderPhi3NoSystem(std::span<const ChatMessage> messages) {
   return out;
 }
 
+std::string RenderPhi4Mini(std::span<const ChatMessage> messages) {
+  std::string out;
+  for (const ChatMessage& message : messages) {
+    out.append("<|").append(message.role).append("|>").append(message.content).append("<|end|>");
+  }
+  return out.append("<|assistant|>");
+}
+
 std::string RenderTulu(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
   std::string out;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -227,7 +235,7 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
     case ChatTemplate::kChatMl:
       return RenderChatMl(chat_template, messages);
     case ChatTemplate::kQwen3:
-      return RenderQwen3(messages);
+      return RenderQwen3(chat_template, messages);
     case ChatTemplate::kLlama3:
       return RenderLlama3(chat_template, messages);
     case ChatTemplate::kMistral:
@@ -244,6 +252,8 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template,
       return RenderPhi3(messages);
     case ChatTemplate::kPhi3NoSystem:
       return RenderPhi3NoSystem(messages);
+    case ChatTemplate::kPhi4Mini:
+      return RenderPhi4Mini(messages);
     case ChatTemplate::kTulu:
       return RenderTulu(chat_template, messages);
   }
