@@ -397,7 +397,7 @@ class SafetensorsFolder(Fixture):
 
     def test_a_converted_model_writes_what_the_folder_writes(self):
         made = self.folder / "made.gguf"
-        done, process = self.ok("convert", "-m", self.model, "-o", made, "--type", "f16")
+        done, process = self.ok("convert", "-m", self.model, "-o", made, "--type", "bf16")
         self.assertEqual((done["architecture"], done["tokenizer"], done["differences"]), ("qwen3", True, []))
         ids = [self.ok("tokenize", "-m", m, "--special", "-p", "the cat<|im_end|>\u00e9")[0]["ids"] for m in (self.model, made)]
         self.assertEqual(ids[0], ids[1])
