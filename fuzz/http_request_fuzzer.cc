@@ -25,10 +25,12 @@ void CheckSettings(const GenerationSettings& settings) {
 
 /// The same is told of an answer whatever pieces it comes in.
 void CheckToolCalls(std::string_view answer) {
+  const size_t pieces[2] = {7, answer.size() + 1};
   std::string told[2];
-  for (const size_t piece : {size_t{7}, answer.size() + 1}) {
+  for (int i = 0; i < 2; ++i) {
     ToolCallParser parser;
-    std::string& text = told[piece == 7 ? 0 : 1];
+    const size_t piece = pieces[i];
+    std::string& text = told[i];
     std::string calls;
     const auto add = [&](const ToolCallParser::Parts& parts) {
       text += parts.content;
