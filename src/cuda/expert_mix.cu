@@ -186,22 +186,17 @@ __global__ void __launch_bounds__(kThreads) ExpertKernel(const __grid_constant__
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n) {
         const bool has = live && x_at[n] >= 0;
-        const uint4 x = has ? *reinterpret_cast<const uint4*>(p.x_hi + x_at[n] + k) : kZero;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint4 &a = w[2 * i], &b = w[2 * i + 1];
-          MmaF16(sum[i][n], make_uint4(a.x, b.x, a.y, b.y), x.x, x.y);
-          MmaF16(sum[i][n], make_uint4(a.z, b.z, a.w, b.w), x.z, x.w);
-        }
-        if constexpr (kLow) {
-          const uint4 l = has ? *reinterpret_cast<const uint4*>(p.x_lo + x_at[n] + k) : kZero;
+        const auto multiply = [&](const uint16_t* from, float(*to)[kColumnTiles][4]) {
+          const uint4 x = has ? *reinterpret_cast<const uint4*>(from + x_at[n] + k) : kZero;
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const uint4 &a = w[2 * i], &b = w[2 * i + 1];
-            MmaF16(low[i][n], make_uint4(a.x, b.x, a.y, b.y), l.x, l.y);
-            MmaF16(low[i][n], make_uint4(a.z, b.z, a.w, b.w), l.z, l.w);
+            MmaF16(to[i][n], make_uint4(a.x, b.x, a.y, b.y), x.x, x.y);
+            MmaF16(to[i][n], make_uint4(a.z, b.z, a.w, b.w), x.z, x.w);
           }
-        }
+        };
+        multiply(p.x_hi, sum);
+        if constexpr (kLow) multiply(p.x_lo, low);
       }
     }
     if (first > 0) __syncthreads();  // the partial sums before have been read
