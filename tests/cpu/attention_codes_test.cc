@@ -11,27 +11,11 @@
 
 #include "src/core/half.h"
 #include "src/core/log_norm.h"
+#include "tests/cpu/each_target.h"
 #include "tests/cpu/packed_head_model.h"
-// clang-format off
-#include "src/cpu/simd_targets.h"  // chooses the targets: before any Highway header
-#include "hwy/highway.h"
-// clang-format on
 
 namespace blockgtq::cpu {
 namespace {
-
-// Runs `body` once on each target this machine can run.
-template <typename F>
-void ForEachTarget(F body) {
-  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(target);
-    SCOPED_TRACE(hwy::TargetName(target));
-    body();
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().DeInit();
-}
 
 double DecodedNorm(const HeadPlan& plan, const GroupPlan& group, const std::byte* norms, int token) {
   if (plan.norm_type == NormType::kLog8) {

@@ -11,26 +11,11 @@
 #include <vector>
 
 #include "src/cpu/attention_exact.h"
+#include "tests/cpu/each_target.h"
 #include "tests/cpu/packed_head_model.h"
-// clang-format off
-#include "src/cpu/simd_targets.h"  // chooses the targets: before any Highway header
-#include "hwy/highway.h"
-// clang-format on
 
 namespace blockgtq::cpu {
 namespace {
-
-template <typename F>
-void ForEachTarget(F body) {
-  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(target);
-    SCOPED_TRACE(hwy::TargetName(target));
-    body();
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().DeInit();
-}
 
 struct Case {
   const char* name;
