@@ -159,7 +159,7 @@ class Bench {
                     }) /
                copies;
       };
-      const int chosen = ChooseGemvTiles(items(0, rows), limits_.processors);
+      const int chosen = ChooseGemvTiles(items(0, rows), rows, false, shape.in, limits_.processors);
       const double own = gemv(chosen);
       const std::vector<float> result = y.Download(0, rows * outs);
       const double library =

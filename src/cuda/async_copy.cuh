@@ -10,13 +10,14 @@ namespace blockgtq::cuda {
 constexpr int kCopyArrivals = kSm90 ? 1 : 32;
 
 /// Starts a copy of `bytes` (a multiple of 16; 0 only completes a phase of `barrier`). The whole warp calls
-/// it with the same arguments.
-__device__ __forceinline__ void WarpCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+/// it with the same arguments. read_once: it is the first that L2 drops (sm_90).
+__device__ __forceinline__ void WarpCopy(uint32_t shared, const void* global, int bytes, uint32_t barrier,
+                                         bool read_once = false) {
   const int lane = threadIdx.x & 31;
   if constexpr (kSm90) {
     if (lane != 0) return;
     BarrierExpect(barrier, bytes);
-    if (bytes > 0) BulkCopy(shared, global, bytes, barrier);
+    if (bytes > 0) BulkCopy(shared, global, bytes, barrier, read_once);
   } else {
     const uint8_t* from = static_cast<const uint8_t*>(global);
 #pragma unroll 4
@@ -27,11 +28,11 @@ __device__ __forceinline__ void WarpCopy(uint32_t shared, const void* global, in
 
 /// The same for the arguments that lane `owner` has; bytes -1: no copy.
 __device__ __forceinline__ void WarpCopyOf(int owner, uint32_t shared, const void* global, int bytes,
-                                           uint32_t barrier) {
+                                           uint32_t barrier, bool read_once) {
   if constexpr (kSm90) {
     if (static_cast<int>(threadIdx.x & 31) != owner || bytes < 0) return;
     BarrierExpect(barrier, bytes);
-    if (bytes > 0) BulkCopy(shared, global, bytes, barrier);
+    if (bytes > 0) BulkCopy(shared, global, bytes, barrier, read_once);
   } else {
     const uint64_t address = reinterpret_cast<uint64_t>(global);
     const uint32_t low = __shfl_sync(~0u, static_cast<uint32_t>(address), owner),

@@ -184,6 +184,7 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   shape.expected_tokens = PowerOfTwo(s.coded);
   shape.has_exact = options.sinks > 0 || options.recent > 0;
   shape.window_tiles = cache_.window_tiles();
+  shape.layers = g.layers;
   const std::vector<int64_t> key = {shape.batch, shape.query_heads, shape.expected_tokens};
   auto found = configs_.find(key);
   if (found == configs_.end()) {

@@ -17,8 +17,7 @@ __device__ void MergePartials(const DecodeParams& p, size_t first, int count, in
   const float* log_sums = p.partial_log_sum + first * kMaxQueryHeads + column;
   const float* partial = p.partial + (first * kMaxQueryHeads + column) * kHeadDim + d;
   const SoftmaxState e = p.exact_tiles > 0 ? exact_states[column] : SoftmaxState{kNoLogit, 0.0f};
-  const float exact_log_sum = e.sum > 0 ? e.largest + log2f(e.sum) : kNoLogit;
-  float top = exact_log_sum;
+  float top = kNoLogit;
   for (int i = 0; i < count; ++i) top = fmaxf(top, __ldcg(log_sums + i * kMaxQueryHeads));
   float sum = 0, total = 0;
   for (int i = 0; i < count; ++i) {
@@ -27,12 +26,12 @@ __device__ void MergePartials(const DecodeParams& p, size_t first, int count, in
     total += weight;
     sum = fmaf(__ldcg(partial + static_cast<size_t>(i) * kMaxQueryHeads * kHeadDim), weight, sum);
   }
-  const float exact_weight = exact_log_sum > kNoLogit ? Exp2(exact_log_sum - top) : 0.0f;
-  total += exact_weight;
-  const float inverse = total > 0 ? 1.0f / total : 0.0f;
-  merged.rotated[column][d] = __float2half(sum * inverse * value_scale);
-  merged.exact[column][d] =
-      exact_weight > 0 ? exact[column * kHeadDim + d] / e.sum * exact_weight * inverse : 0.0f;
+  merged.rotated[column][d] = __float2half(total > 0 ? sum / total * value_scale : 0.0f);
+  merged.exact[column][d] = e.sum > 0 ? exact[column * kHeadDim + d] / e.sum : 0.0f;
+  if (d == 0) {
+    merged.log_sum[0][column] = total > 0 ? top + Log2(total) : kNoLogit;
+    merged.log_sum[1][column] = e.sum > 0 ? e.largest + Log2(e.sum) : kNoLogit;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant__ DecodeParams p) {
@@ -52,7 +51,9 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
   if (p.exact_tiles > 0) {
     const int coded_end = p.coded_end[sequence], length = p.length[sequence];
     ExactLoads<kHeadDim, kWarps> loads;
-    loads.Load(p, sequence, kv_head, coded_end, length, 0);
+    loads.Find(p, sequence, kv_head, coded_end, length, 0);
+    loads.LoadKeys();
+    loads.LoadValues();
     AttendExactTiles<kHeadDim, kWarps, kSlots>(p, sequence, work_head, coded_end, length, 0, 1, loads,
                                                scratch, exact, exact_states);
   }
@@ -65,9 +66,10 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
   __syncthreads();
   __half* out = reinterpret_cast<__half*>(p.out) +
                 (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) * kHeadDim;
-  Unrotate<kHeadDim, kWarps>(p, kv_head, rows.count, transform, merged, [&](int column, int d, float value) {
-    out[static_cast<size_t>(column) * kHeadDim + d] = __float2half(value);
-  });
+  Unrotate<kHeadDim, kWarps>(p, kv_head, rows.count, p.exact_tiles > 0, transform, merged,
+                             [&](int column, int d, float value) {
+                               out[static_cast<size_t>(column) * kHeadDim + d] = __float2half(value);
+                             });
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
   const Split split = ChooseSplit(config, limits);
   config.workers = split.workers;
   config.cluster_blocks = split.blocks;
-  return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 3, 1, limits)) ||
+  return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 2, 1, limits)) ||
          (split.tiles_a_block > kFewTilesABlock && TryVariant(config, wide, 2, 2, limits)) ||
          TryVariant(config, narrow, 3, 1, limits) || TryVariant(config, split_tiles, 3, 1, limits);
 }
@@ -166,7 +166,8 @@ Status CheckShape(const DecodeShape& shape) {
   return Status::Ok();
 }
 
-DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits, int head_parts) {
+DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits, const DeviceLimits& limits,
+                         int head_parts) {
   DecodeConfig config;
   config.shape = shape;
   config.traits = traits;
@@ -174,6 +175,10 @@ DecodeConfig StartConfig(const DecodeShape& shape, const HeadTraits& traits, int
   config.part_heads = (shape.query_heads + config.head_parts - 1) / config.head_parts;
   config.query_layout = QueryBlockLayout::For(traits.key_units, config.part_heads <= kFewQueryHeads);
   config.stage_bytes = AlignShared(traits.record_bytes);
+  // Half of L2: it holds more than codes.
+  const int64_t codes = int64_t{shape.batch} * shape.kv_heads * shape.layers *
+                        (shape.expected_tokens / kTileTokens) * traits.record_bytes;
+  config.codes_once = codes > limits.l2_bytes / 2;
   return config;
 }
 
@@ -220,10 +225,10 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
 Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
                                      const DeviceLimits& limits) {
   BGTQ_RETURN_IF_ERROR(CheckShape(shape));
-  DecodeConfig config = StartConfig(shape, traits, HeadParts(shape));
+  DecodeConfig config = StartConfig(shape, traits, limits, HeadParts(shape));
   bool fits = ChooseVariant(config, limits);
   if (!fits && config.part_heads > kFewQueryHeads) {  // less shared memory, for two passes over the codes
-    config = StartConfig(shape, traits, 2 * HeadParts(shape));
+    config = StartConfig(shape, traits, limits, 2 * HeadParts(shape));
     fits = ChooseVariant(config, limits);
   }
   if (!fits) {
@@ -243,7 +248,7 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
                                        const DeviceLimits& limits, const DecodeVariant& variant, int stages,
                                        int cluster_blocks, int workers) {
   BGTQ_RETURN_IF_ERROR(CheckShape(shape));
-  DecodeConfig config = StartConfig(shape, traits, HeadParts(shape));
+  DecodeConfig config = StartConfig(shape, traits, limits, HeadParts(shape));
   DecodeVariant asked = variant;
   asked.few_heads = config.part_heads <= kFewQueryHeads;
   asked.mean = traits.mean_units > 0;
@@ -273,6 +278,7 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange,
   params.query_layout = config.query_layout;
   params.workers = config.workers;
   params.cluster_blocks = config.cluster_blocks;
+  params.codes_once = config.codes_once;
   params.stages = config.stages;
   params.stage_bytes = config.stage_bytes;
   CarveScratch(config, scratch, params);

@@ -26,12 +26,14 @@ struct DecodeShape {
   int64_t expected_tokens = 0;  // coded tokens a sequence, about: chooses the configuration, any length runs
   bool has_exact = false;       // sinks or a window in fp16
   int window_tiles = 0;         // of the ring; with has_exact
+  int layers = 1;               // of the model: a step's codes may stay in L2 until the next one
 };
 
 inline constexpr int kClusterSizes = 5;
 struct DeviceLimits {
   int processors = 0;    // SMs
   int shared_bytes = 0;  // a block may have
+  int64_t l2_bytes = 0;
   // Clusters of 1, 2, 4, 8, 16 blocks that run at once, a block a processor; compute capability 8: 1 block
   // only.
   int clusters[kClusterSizes] = {};
@@ -47,6 +49,7 @@ struct DecodeConfig {
   DecodeKernelPointer kernel = nullptr;
   int head_parts = 1, part_heads = 0;  // decode_params.h
   int workers = 0, cluster_blocks = 1, stages = 0, stage_bytes = 0, shared_bytes = 0;
+  bool codes_once = false;
   QueryBlockLayout query_layout{};
   int64_t scratch_bytes = 0, exchange_bytes = 0;
   /// Tokens whose probabilities are rounded to 255ths of the largest among them.

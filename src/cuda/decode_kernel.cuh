@@ -103,10 +103,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
   using Mean = MeanBias<kHeadDim, kWarps, kFew, kBlocks>;
   uint8_t* mean_constants = shared + layout.mean;
-  if (kMean) {
-    if (!kSm90) __syncwarp();  // every lane arrives at the barrier
-    Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
-  }
   QueryTransform<kHeadDim, kWarps> query_transform;
   query_transform.Load(p, p.KvHead(start.head));
   // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
@@ -131,6 +127,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   }
   head_loader.Store(heads, tile_prefix);
   __syncthreads();
+  if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
   if (p.early) {
@@ -169,16 +166,20 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
     ExactLoads<kHeadDim, kWarps> exact;
     // Otherwise registers are lacking.
-    constexpr bool kEarlyExact = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
-    if (kEarlyExact && p.exact_tiles > 0) {
-      exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
+    constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
+    constexpr bool kEarlyValues = kEarlyKeys && (kBlocks == 4 || kFew || !kMean);
+    if (kEarlyKeys && p.exact_tiles > 0) {
+      exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
+      exact.LoadKeys();
+      if (kEarlyValues) exact.LoadValues();
     }
+    if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
     PrepareQueries<kHeadDim, kWarps, kFew, kMean>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
     if (kMean) {
-      mean.PrepareQueries(mean_phase, header, current.sequence, current.head);
+      mean.PrepareQueries(mean_phase, header, reinterpret_cast<const uint2*>(scratch));
       mean_phase ^= 1;
     }
     __syncthreads();
@@ -190,7 +191,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
     }
     if (p.exact_tiles > 0) {
-      if (!kEarlyExact) exact.Load(p, current.sequence, kv_head, coded_end, length, first_exact);
+      if (!kEarlyKeys) {
+        exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
+        exact.LoadKeys();
+      }
+      if (!kEarlyValues) exact.LoadValues();
       AttendExactTiles<kHeadDim, kWarps, kSlots>(p, current.sequence, current.head, coded_end, length,
                                                  first_exact, sharers, exact,
                                                  *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch),
@@ -283,20 +288,21 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const size_t slot = static_cast<size_t>(pair) + worker;
       const bool whole = span.y == 1, merges = span.x == worker;
       const uint32_t flag = step * kMaxLaunchesAStep + p.launch;
-      Unrotate<kHeadDim, kWarps>(
-          p, kv_head, finished_heads, value_transform, merged, [&](int column, int d, float value) {
-            const int head = rank + column * blocks;
-            if (whole) {
-              out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(value);
-            } else if (merges) {
-              merged.exact[column][d] = value;
-            } else {
-              SendWord(p.sent + (slot * kMaxQueryHeads + head) * kHeadDim + d, FlaggedWord(value, flag));
-            }
-          });
+      Unrotate<kHeadDim, kWarps>(p, kv_head, finished_heads, p.exact_tiles > 0, value_transform, merged,
+                                 [&](int column, int d, float value) {
+                                   const int head = rank + column * blocks;
+                                   if (whole) {
+                                     out[static_cast<size_t>(head) * kHeadDim + d] = __float2half(value);
+                                   } else if (merges) {
+                                     merged.exact[column][d] = value;
+                                   } else {
+                                     SendWord(p.sent + (slot * kMaxQueryHeads + head) * kHeadDim + d,
+                                              FlaggedWord(value, flag));
+                                   }
+                                 });
       if (!whole && !merges && thread < finished_heads) {
         SendWord(p.sent_log_sum + slot * kMaxQueryHeads + rank + thread * blocks,
-                 FlaggedWord(merged.log_sum[thread], flag));
+                 FlaggedWord(SharesOf(merged, thread, p.exact_tiles > 0).log_sum, flag));
       }
       if (!whole && merges) {
         __syncthreads();

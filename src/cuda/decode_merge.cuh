@@ -28,10 +28,25 @@ struct MergeShared {
 /// block: rank, rank + blocks, ...
 template <int kHeadDim>
 struct MergedOutput {
-  __half rotated[8][kHeadDim + 8];  // coded tokens' share, normalised, before the un-rotation
-  float exact[8][kHeadDim];         // exact tokens' share; then the whole output
-  float log_sum[8];
+  __half rotated[8][kHeadDim + 8];  // of coded tokens, normalised, before the un-rotation
+  float exact[8][kHeadDim];         // of exact tokens, normalised, where there are any; then the whole output
+  float log_sum[2][8];              // of coded tokens, of exact ones
 };
+
+/// The shares of coded and exact tokens in a column's output, and the log2 of its sum of exp2(logit).
+struct ColumnShares {
+  float coded, exact, log_sum;
+};
+template <int kHeadDim>
+__device__ __forceinline__ ColumnShares SharesOf(const MergedOutput<kHeadDim>& merged, int column,
+                                                 bool exact) {
+  const float coded_sum = merged.log_sum[0][column];
+  if (!exact) return {1, 0, coded_sum};
+  const float exact_sum = merged.log_sum[1][column], top = fmaxf(coded_sum, exact_sum);
+  const float coded = Exp2(coded_sum - top), other = Exp2(exact_sum - top), total = coded + other;
+  const float inverse = 1.0f / total;
+  return {coded * inverse, other * inverse, top + Log2(total)};
+}
 
 /// Merges the warps of the block into m.part[0]. Ends with the parts written but not synchronised.
 template <int kWarps, int kHeadDim, bool kFew>
@@ -132,33 +147,30 @@ __device__ __forceinline__ ClusterSum SumCluster(const float* part, const Softma
   return sum;
 }
 
-/// Merges the cluster's blocks for the heads that this block finishes.
+/// Merges the cluster's blocks for the heads that this block finishes: coded and exact tokens apart, each by
+/// warps of their own.
 template <int kWarps, int kHeadDim, int kSlots>
 __device__ __forceinline__ void MergeCluster(const MergeShared& m, int rank, int blocks, int heads,
                                              bool exact, float value_scale, MergedOutput<kHeadDim>& merged) {
   constexpr int kChunks = kHeadDim / 32;
-  const int lane = threadIdx.x & 31, warp = WarpIndex();
+  const int lane = threadIdx.x & 31, warp = WarpIndex(), tasks = heads * kChunks;
 #pragma unroll 1
-  for (int task = warp; task < heads * kChunks; task += kWarps) {
-    const int column = task / kChunks, d = task % kChunks * 32 + lane, head = rank + column * blocks;
-    const ClusterSum coded = SumCluster(m.part + head * kHeadDim + d, m.part_states + head, blocks);
-    float log_sum = CodedLogSum(coded.largest, coded.total);
-    float coded_factor = coded.total > 0 ? __fdividef(value_scale, coded.total) : 0.0f, exact_value = 0;
-    if (exact) {
-      const ClusterSum e =
-          SumCluster(m.part + (kSlots + head) * kHeadDim + d, m.part_states + kSlots + head, blocks);
-      if (e.total > 0) {
-        const float exact_log_sum = e.largest + Log2(e.total), top = fmaxf(log_sum, exact_log_sum);
-        const float coded_weight = Exp2(log_sum - top), exact_weight = Exp2(exact_log_sum - top);
-        const float inverse = 1.0f / (coded_weight + exact_weight);
-        coded_factor *= coded_weight * inverse;
-        exact_value = e.value / e.total * exact_weight * inverse;
-        log_sum = top + Log2(coded_weight + exact_weight);
-      }
+  for (int i = warp; i < (exact ? 2 : 1) * tasks; i += kWarps) {
+    const int kind = i >= tasks ? 1 : 0, task = i - kind * tasks;  // kind 1: exact tokens
+    const int column = task / kChunks, d = task % kChunks * 32 + lane,
+              slot = kind * kSlots + rank + column * blocks;
+    const ClusterSum sum = SumCluster(m.part + slot * kHeadDim + d, m.part_states + slot, blocks);
+    const float value = sum.total > 0 ? sum.value * __fdividef(kind ? 1.0f : value_scale, sum.total) : 0.0f;
+    if (kind) {
+      merged.exact[column][d] = value;
+    } else {
+      merged.rotated[column][d] = __float2half(value);
     }
-    merged.rotated[column][d] = __float2half(coded.value * coded_factor);
-    merged.exact[column][d] = exact_value;
-    if (lane == 0 && task % kChunks == 0) merged.log_sum[column] = log_sum;
+    if (lane == 0 && task % kChunks == 0) {
+      merged.log_sum[kind][column] = kind == 0       ? CodedLogSum(sum.largest, sum.total)
+                                     : sum.total > 0 ? sum.largest + Log2(sum.total)
+                                                     : kNoLogit;
+    }
   }
 }
 
@@ -180,14 +192,17 @@ struct ValueTransform {
   }
 };
 
-/// Un-rotates merged.rotated, adds merged.exact and calls store(column, dim, value) for `heads` columns;
-/// store may overwrite merged.exact[column][dim].
+/// Un-rotates merged.rotated, adds merged.exact (exact: there is one) by their shares, and calls
+/// store(column, dim, value) for `heads` columns; store may overwrite merged.exact[column][dim].
 template <int kHeadDim, int kWarps, typename Store>
-__device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int heads,
+__device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int heads, bool exact,
                                          const ValueTransform<kHeadDim, kWarps>& transform,
                                          const MergedOutput<kHeadDim>& merged, Store store) {
   constexpr int kSteps = kHeadDim / kUnitWidth;
   const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+  ColumnShares shares[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) shares[e] = SharesOf(merged, min(2 * tq + e, heads - 1), exact);
 #pragma unroll 1
   for (int block = warp; block < kSteps; block += kWarps) {
     float c[2][4] = {};  // two chains of products
@@ -205,7 +220,9 @@ __device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int he
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int column = 2 * tq + (e & 1), d = block * kUnitWidth + g + 8 * (e >> 1);
-      if (column < heads) store(column, d, c[0][e] + c[1][e] + merged.exact[column][d]);
+      if (column >= heads) continue;
+      const float coded = (c[0][e] + c[1][e]) * shares[e & 1].coded;
+      store(column, d, exact ? fmaf(merged.exact[column][d], shares[e & 1].exact, coded) : coded);
     }
   }
 }
@@ -226,7 +243,7 @@ __device__ __forceinline__ float WaitForFlag(const uint64_t* from, uint64_t word
   return __uint_as_float(static_cast<uint32_t>(word));
 }
 
-/// The first worker of a (sequence, head): merges its own part, in merged.exact and log_sum, with those that
+/// The first worker of a (sequence, head): merges its own part, in merged.exact and SharesOf, with those that
 /// `others` workers send to slots first, first + 1, ..., in this order, and writes the output of the heads
 /// that this block finishes.
 template <int kWarps, int kHeadDim>
@@ -254,7 +271,8 @@ __device__ __forceinline__ void MergeWorkers(const DecodeParams& p, uint32_t fla
         words[i] = i0 + i < others ? ReceiveWord(sent + (i0 + i) * kStride) : 0;
     };
     load(0);
-    const float first_log_sum = log_sum_of(lane), own_log_sum = merged.log_sum[column];
+    const float first_log_sum = log_sum_of(lane),
+                own_log_sum = SharesOf(merged, column, p.exact_tiles > 0).log_sum;
     float top = fmaxf(own_log_sum, first_log_sum);
 #pragma unroll 1
     for (int i0 = 32; i0 < others; i0 += 32) top = fmaxf(top, log_sum_of(i0 + lane));

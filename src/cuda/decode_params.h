@@ -158,7 +158,8 @@ struct DecodeParams {
 
   // Configuration of the attention kernel. A worker is a cluster of blocks, or one warp.
   int32_t workers, cluster_blocks, stages, stage_bytes;
-  bool early;  // it may start before the kernel ahead of it in the stream has finished
+  bool codes_once;  // a step reads more codes than L2 keeps until the next one
+  bool early;       // it may start before the kernel ahead of it in the stream has finished
 
   // Of work head h (head_parts is 1, 2 or 4):
   constexpr int KvHead(int h) const { return h >> head_parts / 2; }

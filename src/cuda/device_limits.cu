@@ -67,6 +67,7 @@ Result<DeviceLimits> ReadDeviceLimits(int device) {
   DeviceLimits limits;
   limits.processors = properties.multiProcessorCount;
   limits.shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
+  limits.l2_bytes = properties.l2CacheSize;
   limits.clusters[0] = limits.processors;
   for (int i = 1; i < kClusterSizes && HasSm90Code(); ++i) {
     limits.clusters[i] = CountClusters(1 << i, limits.shared_bytes);

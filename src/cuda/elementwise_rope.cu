@@ -55,7 +55,6 @@ __global__ void __launch_bounds__(kThreads) RopeStoreKernel(const __grid_constan
   const int x_at = rotates && p.neox ? j : 2 * j;
   const int y_at = rotates && p.neox ? j + p.rotary_dims / 2 : 2 * j + 1;
   const uint64_t step = __ldg(p.steps + j);
-  WaitForPreviousKernel();
   LetNextKernelStart();
   const RowTarget target = p.targets[row];
   float cosine = 1, sine = 0;
@@ -66,6 +65,7 @@ __global__ void __launch_bounds__(kThreads) RopeStoreKernel(const __grid_constan
     cosine *= p.attention_factor;
     sine *= p.attention_factor;
   }
+  WaitForPreviousKernel();
   const int vectors = p.heads + 2 * p.kv_heads;
   for (int i = part * kLanes + threadIdx.x / kBlocks; i < vectors; i += parts * kLanes) {
     const bool is_query = i < p.heads, is_value = i >= p.heads + p.kv_heads;

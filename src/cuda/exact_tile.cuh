@@ -62,13 +62,15 @@ struct ExactLoads {
   uint4 keys[kSlicesAWarp][4];               // dims 2 tq, 2 tq + 1, 2 tq + 8, 2 tq + 9; tokens 8 g + j
   uint32_t values[kSlicesAWarp][kSteps][4];  // tokens 2 tq (+ 0, 1, 8, 9) of 16; dims 2 g, 2 g + 1
 
-  __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int head, int coded_end,
+  /// Tile `index`, where the sequence has it.
+  __device__ __forceinline__ void Find(const DecodeParams& p, int sequence, int head, int coded_end,
                                        int length, int index) {
-    const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
     tile = FindExactTile(p, sequence, head, coded_end, length, index);
     if (index >= CountExactTiles(p.sinks, coded_end, length)) tile.end = tile.begin;
+  }
+  __device__ __forceinline__ void LoadKeys() {
+    const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
     const bool has_keys = 8 * g < tile.tokens && tile.begin < tile.end;
-    const __half* from = tile.data + static_cast<size_t>(kHeadDim) * tile.tokens + 2 * g;
 #pragma unroll
     for (int i = 0; i < kSlicesAWarp; ++i) {
       const int slice = warp + i * kWarps;
@@ -79,6 +81,14 @@ struct ExactLoads {
                          ? *reinterpret_cast<const uint4*>(tile.data + d * tile.tokens + 8 * g)
                          : make_uint4(0, 0, 0, 0);
       }
+    }
+  }
+  __device__ __forceinline__ void LoadValues() {
+    const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+    const __half* from = tile.data + static_cast<size_t>(kHeadDim) * tile.tokens + 2 * g;
+#pragma unroll
+    for (int i = 0; i < kSlicesAWarp; ++i) {
+      const int slice = warp + i * kWarps;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -114,7 +124,9 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
 #pragma unroll 1
   for (int index = first_tile; index < tiles; index += tile_step) {
     if (index > first_tile) {
-      loads.Load(p, sequence, p.KvHead(work_head), coded_end, length, index);
+      loads.Find(p, sequence, p.KvHead(work_head), coded_end, length, index);
+      loads.LoadKeys();
+      loads.LoadValues();
       __syncthreads();  // the scratch of the tile before is read
     }
     if (tile.begin >= tile.end) continue;

@@ -37,24 +37,39 @@ Status CheckCall(const GemvCall& call, int tiles) {
   return Status::Ok();
 }
 
-template <int kTiles, int kColumnTiles>
-Status LaunchShape(const GemvParams& params, int processors, bool early, cudaStream_t stream) {
-  const int shared_bytes = HasSm90Code() ? GemvShape<kTiles, kColumnTiles, true>::kSharedBytes
-                                         : GemvShape<kTiles, kColumnTiles, false>::kSharedBytes;
-  const auto kernel = GemvKernel<kTiles, kColumnTiles>;
+/// blocks: at most; with a short queue there is one a group.
+template <int kTiles, int kColumnTiles, bool kShort = false>
+Status LaunchShape(const GemvParams& params, int blocks, bool early, cudaStream_t stream) {
+  const int shared_bytes = HasSm90Code() ? GemvShape<kTiles, kColumnTiles, true, kShort>::kSharedBytes
+                                         : GemvShape<kTiles, kColumnTiles, false, kShort>::kSharedBytes;
+  const auto kernel = GemvKernel<kTiles, kColumnTiles, kShort>;
   BGTQ_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
                  "the shared memory of a matrix product"));
-  return Launch("a matrix product of few rows", kernel, std::min(params.groups, processors), kGemvThreads,
+  return Launch("a matrix product of few rows", kernel, std::min(params.groups, blocks), kGemvThreads,
                 shared_bytes, early, stream, params);
+}
+
+int64_t Groups(std::span<const MatMulItem> items, int tiles) {
+  int64_t groups = 0;
+  for (const MatMulItem& item : items) {
+    groups += (item.out + tiles * kGemvTileRows - 1) / (tiles * kGemvTileRows);
+  }
+  return groups;
+}
+
+/// Whether `groups` of one tile, two blocks a processor, each hold all their weights in a short queue.
+bool FitsShortQueues(int64_t groups, int64_t rows, bool has_low, int64_t in, int processors) {
+  return HasSm90Code() && !has_low && rows <= kGemvColumns && groups <= 2 * processors &&
+         in <= kGemvShortSteps * kGemvWarps * kGemvChunk;
 }
 
 }  // namespace
 
-int ChooseGemvTiles(std::span<const MatMulItem> items, int processors) {
-  int64_t groups = 0;
-  for (const MatMulItem& item : items) groups += (item.out + 2 * kGemvTileRows - 1) / (2 * kGemvTileRows);
-  return groups * 100 >= kTwoTilesPercent * processors ? 2 : 1;
+int ChooseGemvTiles(std::span<const MatMulItem> items, int64_t rows, bool has_low, int64_t in,
+                    int processors) {
+  if (FitsShortQueues(Groups(items, 1), rows, has_low, in, processors)) return 1;
+  return Groups(items, 2) * 100 >= kTwoTilesPercent * processors ? 2 : 1;
 }
 
 Status LaunchGemv(const GemvCall& call, int tiles, int processors, bool early, CUstream_st* stream) {
@@ -88,6 +103,9 @@ Status LaunchGemv(const GemvCall& call, int tiles, int processors, bool early, C
   }
   params.second_scale = has_low ? 1.0f / kLowHalfScale : 0.0f;
   if (tiles == 1) {
+    if (FitsShortQueues(groups, call.rows, has_low, call.in, processors)) {
+      return LaunchShape<1, 1, true>(params, params.groups, early, stream);
+    }
     return two ? LaunchShape<1, 2>(params, processors, early, stream)
                : LaunchShape<1, 1>(params, processors, early, stream);
   }

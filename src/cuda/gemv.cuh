@@ -45,11 +45,15 @@ struct GemvParams {
   float second_scale;    // of column tile 1, which is added to tile 0 when it is the low half; else 0
 };
 
-template <int kTiles, int kColumnTiles, bool kSm90Code>
+/// Steps of the input that a short queue holds, all of them on their way before the input is there: small
+/// matrices, a group a block. Two such blocks share a processor, or one shares it with what runs before.
+constexpr int kGemvShortSteps = 8;
+
+template <int kTiles, int kColumnTiles, bool kSm90Code, bool kShort>
 struct GemvShape {
   static constexpr int kSlots = 2 * kTiles + kColumnTiles;  // of a stage: weight rows; x
   static constexpr int kStageBytes = kSlots * kGemvSlotBytes;
-  static constexpr int kStages = GemvQueueBytes(kSm90Code) / kStageBytes;
+  static constexpr int kStages = kShort ? kGemvShortSteps + 1 : GemvQueueBytes(kSm90Code) / kStageBytes;
   static constexpr int kRows = kTiles * kGemvTileRows;                          // weight rows of a group
   static constexpr int kElements = kRows * kGemvColumns * kColumnTiles;         // of a group's result
   static constexpr int kOwned = (kElements + kGemvThreads - 1) / kGemvThreads;  // that a thread finishes
@@ -60,6 +64,13 @@ struct GemvShape {
 /// bytes: 16, or 0 to write zeros without a read.
 __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+/// The same of what is read once a step: L2 drops it before all else, so that it keeps the kernels' code,
+/// constants and a short context's codes.
+__device__ __forceinline__ void CopyWeightsAsync(uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0],[%1],16,%2,%3;" ::"r"(shared),
+               "l"(global), "r"(bytes), "l"(CachePolicy(true))
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -100,9 +111,9 @@ struct GemvCursor {
   }
 };
 
-template <int kTiles, int kColumnTiles>
+template <int kTiles, int kColumnTiles, bool kShort>
 __global__ void __launch_bounds__(kGemvThreads) GemvKernel(const __grid_constant__ GemvParams p) {
-  using S = GemvShape<kTiles, kColumnTiles, kSm90>;
+  using S = GemvShape<kTiles, kColumnTiles, kSm90, kShort>;
   constexpr int kAhead = S::kStages - 1;
   constexpr int kStepElements = kGemvWarps * kGemvChunk;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -120,12 +131,16 @@ __global__ void __launch_bounds__(kGemvThreads) GemvKernel(const __grid_constant
     const int bytes = k < p.in ? 16 : 0, at = k < p.in ? k : 0;
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) {
-      CopyAsync(queue + stage * S::kStageBytes + j * kGemvSlotBytes, weights.row[j] + at, bytes);
+      CopyWeightsAsync(queue + stage * S::kStageBytes + j * kGemvSlotBytes, weights.row[j] + at, bytes);
     }
     if (++weights.step == steps) weights.Open(p, weights.group + gridDim.x, g);
   };
   int x_step = 0;  // of the next stage to fill
+  int x_left = steps * ((p.groups - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
+                        static_cast<int>(gridDim.x));
   const auto issue_x = [&](int stage) {
+    if (x_left == 0) return;  // the kernel ends when all copies are there
+    --x_left;
     const int k = first_element + x_step * kStepElements;
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {

@@ -23,7 +23,8 @@ struct GemvCall {
 };
 
 /// Tiles of 16 weight rows that a block does at once, 1 or 2: what suits the shape on `processors` SMs.
-int ChooseGemvTiles(std::span<const MatMulItem> items, int processors);
+int ChooseGemvTiles(std::span<const MatMulItem> items, int64_t rows, bool has_low, int64_t in,
+                    int processors);
 
 /// tiles: 1 or 2. The same call gives the same bits each time; another number of tiles may round differently.
 /// early: it may start before the kernel ahead of it in the stream has finished. It then streams weights,

@@ -204,8 +204,8 @@ Status MatMul::Run(std::span<const MatMulItem> items, const uint16_t* x_hi, cons
     call.in = in;
     call.x_hi = x_hi;
     call.x_lo = x_lo;
-    BGTQ_RETURN_IF_ERROR(
-        LaunchGemv(call, ChooseGemvTiles(call.items, processors_), processors_, early || first > 0, stream));
+    BGTQ_RETURN_IF_ERROR(LaunchGemv(call, ChooseGemvTiles(call.items, rows, has_low, in, processors_),
+                                    processors_, early || first > 0, stream));
   }
   return Status::Ok();
 }

@@ -37,10 +37,15 @@ class MeanBias {
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
   /// Otherwise registers are lacking.
   static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128 && (kFew || kBlocks == 4);
-  static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), kHeadDim > 128         ? 2
-                                                                  : kFew                 ? 3
-                                                                  : kWarps > 8 && !kSm90 ? 1
-                                                                                         : 2);
+  static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), 2);
+  /// Groups of 4 query heads that one pass over a batch's phases serves: all, where there are registers and a
+  /// warp takes whole batches.
+  static constexpr int kGroupsAPass = kBlocks == 4 && kWarps <= 8 && kHeadDim <= 128 ? kGroups : 1;
+  static constexpr int kPasses = kGroups / kGroupsAPass;
+  /// Slots whose phases may be on their way: all, where there are registers.
+  static constexpr int kMostHeld = kFew || (kBlocks == 4 && kWarps <= 8) ? SeriesSlots(kHeadDim, 0)
+                                   : kWarps <= 8                         ? 2
+                                                                         : 1;
   using Phases = BatchPhases<kHeadDim, kHeld, !kStartsEarly>;
   using Logits = float[2 * kBlocks * kHeads];
 
@@ -80,14 +85,15 @@ class MeanBias {
     // Batches of different warps should not coincide, which costs some warps one batch more.
     constexpr int kManyRounds = 3 * kBatchTiles;
     batch_end_ = Shared() ? 1 << 30 : round + kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
-    LoadBatch(phases, warp / kGroups);
+    LoadBatch(phases, warp / kPasses);
   }
 
-  /// The query's side. Every thread calls it; ready after the next __syncthreads.
-  __device__ __forceinline__ void PrepareQueries(int barrier_phase, const HeadHeader& header, int sequence,
-                                                 int work_head) {
+  /// The query's side (`queries` as QueryFragments stores them). Every thread calls it; ready after the next
+  /// __syncthreads.
+  __device__ __forceinline__ void PrepareQueries(int barrier_phase, const HeadHeader& header,
+                                                 const uint2* queries) {
     BarrierWait(barrier_, barrier_phase);
-    Factors::Store(p, header, sequence, work_head, constants_, factors_);
+    Factors::Store(p, header, queries, constants_, factors_);
   }
 
   /// Before the first tile. Every thread of the block calls it.
@@ -95,15 +101,15 @@ class MeanBias {
     // A short segment: the warps share its batches, each for 4 heads. Otherwise a warp starts with its own
     // first batch.
     const bool shared = Shared();
-    const int warp = WarpIndex(), step = shared ? kWarps : 1, end = shared ? Tasks() : kGroups;
+    const int warp = WarpIndex(), step = shared ? kWarps : 1, end = shared ? Tasks() : kPasses;
 #pragma unroll 1
     for (int task = shared ? warp : 0; task < end; task += step) {
-      if (shared && task != warp) LoadBatch(phases, task / kGroups);
-      const int index = task / kGroups * kBatchTiles + Row();
+      if (shared && task != warp) LoadBatch(phases, task / kPasses);
+      const int index = task / kPasses * kBatchTiles + Row();
       Compute(phases,
               shared ? TileAt(index % kTeams, segment_.first_round + index / kTeams)
                      : TileAt(warp, first_round_ + Row()),
-              task % kGroups);
+              task % kPasses);
     }
     if (shared) {
       __syncthreads();
@@ -122,7 +128,7 @@ class MeanBias {
     Phases::Prefetch(p, segment_.tiles - 1, [&](int i) { return tile + segment_.step * (i + kBatchTiles); });
     __syncwarp();
 #pragma unroll 1
-    for (int group = 0; group < kGroups; ++group) Compute(phases, TileAt(WarpIndex(), round + Row()), group);
+    for (int pass = 0; pass < kPasses; ++pass) Compute(phases, TileAt(WarpIndex(), round + Row()), pass);
     __syncwarp();
   }
 
@@ -236,9 +242,9 @@ class MeanBias {
   __device__ __forceinline__ int Rounds() const { return segment_.end_round - segment_.first_round; }
   /// Whether the block's batches are shared by its warps, because a warp has no more tiles than one batch.
   __device__ __forceinline__ bool Shared() const { return Rounds() <= kBatchTiles; }
-  /// Batches times groups of 4 query heads, where they are shared.
+  /// Batches times passes, where they are shared.
   __device__ __forceinline__ int Tasks() const {
-    return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kGroups;
+    return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kPasses;
   }
   /// Phases of a batch: of a shared one, or of this warp's first own one.
   __device__ __forceinline__ void LoadBatch(Phases& phases, int batch) const {
@@ -249,11 +255,12 @@ class MeanBias {
                     : first_tile_ + segment_.step * i;
     });
   }
-  /// What a batch's tiles have for 4 heads, from the phases loaded. to: of this lane's tile
-  __device__ __forceinline__ void Compute(const Phases& phases, uint32_t* to, int group) const {
-    if (group == 0) phases.StoreDirect(*header_, to + CoefficientWords(kFew) + 4);
-    ComputeSeries<kHeadDim, kFew>(phases, header_->series_units,
-                                  factors_ + group * FactorBytesOfGroup(kHeadDim), group, to);
+  /// What a batch's tiles have for the heads of a pass, from the phases loaded. to: of this lane's tile
+  __device__ __forceinline__ void Compute(const Phases& phases, uint32_t* to, int pass) const {
+    if (pass == 0) phases.StoreDirect(*header_, to + CoefficientWords(kFew) + 4);
+    const int group = pass * kGroupsAPass;
+    ComputeSeries<kHeadDim, kFew, kGroupsAPass, kMostHeld>(
+        phases, header_->series_units, factors_ + group * FactorBytesOfGroup(kHeadDim), group, to);
   }
 
   const DecodeParams& p;

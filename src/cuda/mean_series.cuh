@@ -2,6 +2,8 @@
 // coefficients from phases.
 #pragma once
 
+#include <algorithm>
+
 #include "src/cuda/mean_layout.h"
 #include "src/cuda/ptx.cuh"
 #include "src/cuda/query_block.cuh"
@@ -23,43 +25,30 @@ struct MeanFactors {
   static constexpr int kTerms = SeriesTerms(kHeadDim), kTermsAWarp = (kTerms + kWarps - 1) / kWarps;
 
   /// Every thread calls it.
-  static __device__ __forceinline__ void Store(const DecodeParams& p, const HeadHeader& header, int sequence,
-                                               int work_head, uint8_t* constants, uint8_t* factors) {
+  /// queries: in shared memory, as QueryFragments stores them
+  static __device__ __forceinline__ void Store(const DecodeParams& p, const HeadHeader& header,
+                                               const uint2* queries, uint8_t* constants, uint8_t* factors) {
     const int lane = Fresh(threadIdx.x & 31), g = lane >> 2, tq = lane & 3, warp = Fresh(WarpIndex());
     const float scale = p.logit_scale;
-    const QueryRows rows = RowsOf(p, work_head);
-    const uint32_t* queries =
-        reinterpret_cast<const uint32_t*>(p.queries) +
-        (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first) * (kHeadDim / 2);
     const auto query_of = [&](int head, int unit) {  // blocks t and t + 4
-      const uint32_t* q = queries + head * (kHeadDim / 2) + unit * (kUnitWidth / 2) + tq;
-      return head < rows.count ? make_uint2(q[0], q[4]) : make_uint2(0, 0);
+      return queries[unit * 32 + 4 * head + tq];
     };
-    uint2 query[kTermsAWarp][kGroups];
 #pragma unroll
     for (int i = 0; i < kTermsAWarp; ++i) {
-      const int term = min(warp + i * kWarps, kTerms - 1);
+      const int term = warp + i * kWarps;
+      if (header.series_units == 0 || term >= kTerms) continue;
       int slot = term;
 #pragma unroll
       for (int level = 1; level < kSeriesLevels; ++level) {
         if (term >= SeriesTerms(kHeadDim, level)) slot = term - SeriesTerms(kHeadDim, level);
       }
       const int unit = min(header.series_first + slot, kHeadDim / kUnitWidth - 1);
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        query[i][group] = query_of(4 * group + (g >> 1), unit);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTermsAWarp; ++i) {
-      const int term = warp + i * kWarps;
-      if (header.series_units == 0 || term >= kTerms) continue;
       const float4 m = *reinterpret_cast<const float4*>(
           constants + MeanConstants::Terms() + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        const float2 q0 = __half22float2(WordHalves(query[i][group].x)),
-                     q1 = __half22float2(WordHalves(query[i][group].y));
+        const uint2 query = query_of(4 * group + (g >> 1), unit);
+        const float2 q0 = __half22float2(WordHalves(query.x)), q1 = __half22float2(WordHalves(query.y));
         // conj(q) m: its product with e^{i phase} has the real part (cos, sin) . (c, s).
         const float c0 = (q0.x * m.x + q0.y * m.y) * scale, s0 = (q0.y * m.x - q0.x * m.y) * scale;
         const float c1 = (q1.x * m.z + q1.y * m.w) * scale, s1 = (q1.y * m.z - q1.x * m.w) * scale;
@@ -160,110 +149,127 @@ __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4&
   }
 }
 
-/// Coefficients of a batch's tiles for 4 query heads; zero without units.
-/// factors  of the group (mean_layout.h); group: of heads 4 group ..
+/// The sums of a batch's product for 4 query heads: of a lane [high or low part of level 0, then the
+/// levels][4].
+template <int kHeadDim>
+struct SeriesSums {
+  float high[4], low[4], rest[kSeriesLevels][4];  // high: high x high; low: the mixed products
+  uint32_t pair[kSeriesLevels][2];                // of levels from 3 on, which the first slots complete
+
+  /// Slot s, in order. kLeast: a slot that s is not below, where the compiler does not know s.
+  template <int kLeast = 0>
+  __device__ __forceinline__ void Add(const uint8_t* factors, int s, const uint4& a_high,
+                                      const uint4& a_low) {
+    const int lane = Fresh(threadIdx.x & 31);
+    const bool first = kLeast == 0 && s == 0;
+#pragma unroll
+    for (int level = kSeriesLevels - 1; level > 0; --level) {
+      if (kLeast >= SeriesSlots(kHeadDim, level) || s >= SeriesSlots(kHeadDim, level)) continue;
+      const int term = SeriesSlots(kHeadDim, 0) + SeriesTerms(kHeadDim, level) + s;
+      const uint2 y = reinterpret_cast<const uint2*>(factors)[term * 32 + lane];
+      MmaF16Or0(first, rest[level], a_high, y.x, y.y);
+      if (level > 2 && s == SeriesSlots(kHeadDim, level) - 1) {  // frees registers
+        pair[level][0] = Packed(level, 0);
+        pair[level][1] = Packed(level, 1);
+      }
+    }
+    const uint4 z = reinterpret_cast<const uint4*>(factors)[s * 32 + lane];
+    MmaF16Or0(first, high, a_high, z.x, z.y);
+    MmaF16Or0(first, low, a_low, z.x, z.y);
+    MmaF16(low, a_high, z.z, z.w);
+  }
+  /// Half tile r's coefficients (MeanTileWords).
+  __device__ __forceinline__ void Store(uint32_t* words, int r) const {
+    *reinterpret_cast<uint2*>(words) =
+        make_uint2(HighLow(high[2 * r] + low[2 * r]), HighLow(high[2 * r + 1] + low[2 * r + 1]));
+    reinterpret_cast<uint2*>(words)[1] = make_uint2(Packed(1, r), Packed(2, r));
+    reinterpret_cast<uint4*>(words)[1] = make_uint4(pair[3][r], pair[4][r], pair[5][r], pair[6][r]);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t Packed(int level, int r) const {
+    return HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
+  }
+};
+
+/// Slots of `slots` whose phases are asked for when slot `done` is: `most` at a time, fewer while many levels
+/// have their sums in registers.
+constexpr int SlotsAskedFor(int done, int most, int slots) {
+  return std::min(slots, done + 1 + (done < 1 ? std::min(3, most) : most));
+}
+
+/// Coefficients of a batch's tiles for kGroups groups of 4 query heads; zero without units.
+/// factors  of the first group (mean_layout.h); group: heads 4 group .. are its
 /// to       of this lane's tile (MeanTileWords)
-template <int kHeadDim, bool kFew, int kHeld, bool kSparing>
+template <int kHeadDim, bool kFew, int kGroups, int kMostHeld, int kHeld, bool kSparing>
 __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld, kSparing>& phases, int units,
                                               const uint8_t* factors, int group, uint32_t* to) {
-  constexpr int kSlots = SeriesSlots(kHeadDim, 0), kOthers = SeriesSlots(kHeadDim, 1);
+  constexpr int kSlots = SeriesSlots(kHeadDim, 0);
   const int lane = Fresh(threadIdx.x & 31), tq = lane & 3;
-  const uint4* first_factors = reinterpret_cast<const uint4*>(factors) + lane;
-  const uint2* other_factors = reinterpret_cast<const uint2*>(factors) + lane;
-  const auto words = [&](int half) {
-    return to + half * (CoefficientWords(kFew) / 2) + (4 * group + (tq ^ 2 * half)) * 8;
+  const auto words = [&](int i, int half) {
+    return to + half * (CoefficientWords(kFew) / 2) + (4 * (group + i) + (tq ^ 2 * half)) * 8;
   };
   if (units == 0) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) reinterpret_cast<uint4*>(words(r >> 1))[r & 1] = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) reinterpret_cast<uint4*>(words(i, r >> 1))[r & 1] = make_uint4(0, 0, 0, 0);
+    }
     return;
   }
-  // Level 0, then the others: fewer accumulators at a time. Phases that are not held come from L1 the second
-  // time.
-  uint4 a[kHeld], a_low[kHeld];
+  SeriesSums<kHeadDim> sums[kGroups];
+  const auto add = [&](int s, const uint4& high, const uint4& low) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      sums[i].Add(factors + i * FactorBytesOfGroup(kHeadDim), s, high, low);
+    }
+  };
+  // A slot's phases are read once. Those of the first kHeld are there; the others are asked for as soon as
+  // the first slots, which have the most levels, have given their registers back: two waits a batch, where
+  // there is room for kMostHeld = kSlots.
+  constexpr int kUnrolled = kSlots > 8 ? 4 : kSlots, kAtOnce = kSlots > 8 ? 2 : kSlots;
+  constexpr bool kOrdered = kSparing || kMostHeld < kSlots;  // keeps the compiler from moving loads ahead
+  const int last = units > 4 ? kSlots - 1 : kSlots > 4 ? 3 : kSlots - 1;  // of the row, whatever its units
+  uint4 high[kUnrolled], low[kUnrolled];
 #pragma unroll
   for (int s = 0; s < kHeld; ++s) {
-    a[s] = phases.high[s];
-    a_low[s] = phases.low[s];
+    high[s] = phases.high[s];
+    low[s] = phases.low[s];
   }
-  float high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};  // high x high, the mixed products
-  const auto add_level0 = [&](int s, const uint4& a_high, const uint4& a_low) {
-    const uint4 z = first_factors[s * 32];
-    MmaF16(high, a_high, z.x, z.y);
-    MmaF16(low, a_low, z.x, z.y);
-    MmaF16(low, a_high, z.z, z.w);
-  };
-  if constexpr (kSlots > 8) {  // many slots: a loop, which keeps the compiler from loading them all at once
-    static_assert(kSlots % kHeld == 0 && 4 % kHeld == 0);
-    const int slots = units <= 4 ? 4 : kSlots;
-#pragma unroll 1
-    for (int s = 0;;) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) add_level0(s + i, a[i], a_low[i]);
-      s += kHeld;
-      if (s == slots) break;
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        a[i] = phases.High(s + i);
-        a_low[i] = phases.Low(s + i);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      if (s == 4 && units <= 4) break;
-      if (kSparing) __syncwarp();
-      add_level0(s, a[s % kHeld], a_low[s % kHeld]);
-      const int next = s + kHeld;
-      if (next < kSlots && (next < 4 || units > 4)) {
-        a[s % kHeld] = phases.High(next);
-        a_low[s % kHeld] = phases.Low(next);
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    *reinterpret_cast<uint2*>(words(r)) =
-        make_uint2(HighLow(high[2 * r] + low[2 * r]), HighLow(high[2 * r + 1] + low[2 * r + 1]));
-  }
-  if (kHeld < kSlots) {
-#pragma unroll
-    for (int s = 0; s < kHeld; ++s) a[s] = phases.High(s);
-  }
-  float rest[kSeriesLevels][4];
-  const auto factors_of = [&](int level, int s) {
-    return other_factors[(kSlots + SeriesTerms(kHeadDim, level) + s) * 32];
-  };
-  constexpr int kUnrolled = kSlots > 8 ? SeriesSlots(kHeadDim, 2) : kOthers;  // then slots of level 1 alone
 #pragma unroll
   for (int s = 0; s < kUnrolled; ++s) {
     if (s == 4 && units <= 4) break;
-    if (kSparing) __syncwarp();
+    if (kOrdered) __syncwarp();
+    add(s, high[s], low[s]);
+    if (kOrdered) __syncwarp();
+    const int from = s == 0 ? kHeld : SlotsAskedFor(s - 1, kMostHeld, kUnrolled);
+    const int until = SlotsAskedFor(s, kMostHeld, kUnrolled);
 #pragma unroll
-    for (int level = 1; level < kSeriesLevels; ++level) {
-      if (s >= SeriesSlots(kHeadDim, level)) continue;
-      const uint2 y = factors_of(level, s);
-      MmaF16Or0(s == 0, rest[level], a[s % kHeld], y.x, y.y);
+    for (int next = from; next < until; ++next) {
+      high[next] = phases.High(std::min(next, last));
+      low[next] = phases.Low(std::min(next, last));
     }
-    const int next = s + kHeld;
-    if (next < kUnrolled && (next < 4 || units > 4)) a[s % kHeld] = phases.High(next);
   }
-  if (kUnrolled < kOthers && units > 4) {
+  if (kSlots > kUnrolled && units > 4) {  // many slots: a loop, or the compiler loads them all at once
 #pragma unroll 1
-    for (int s = kUnrolled; s < kOthers; ++s) {
-      const uint2 y = factors_of(1, s);
-      MmaF16(rest[1], phases.High(s), y.x, y.y);
+    for (int s = kUnrolled; s < kSlots; s += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        high[i] = phases.High(s + i);
+        low[i] = phases.Low(s + i);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        for (int g = 0; g < kGroups; ++g) {
+          sums[g].template Add<kUnrolled>(factors + g * FactorBytesOfGroup(kHeadDim), s + i, high[i], low[i]);
+        }
+      }
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    uint32_t pair[kSeriesLevels];
+  for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
-    for (int level = 1; level < kSeriesLevels; ++level) {
-      pair[level] = HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
-    }
-    reinterpret_cast<uint2*>(words(r))[1] = make_uint2(pair[1], pair[2]);
-    reinterpret_cast<uint4*>(words(r))[1] = make_uint4(pair[3], pair[4], pair[5], pair[6]);
+    for (int r = 0; r < 2; ++r) sums[i].Store(words(i, r), r);
   }
 }
 

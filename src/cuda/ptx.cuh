@@ -177,12 +177,20 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
 __device__ __forceinline__ void BarrierExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+/// How L2 keeps what a copy reads: data that is read again, or that leaves before anything else does.
+__device__ __forceinline__ uint64_t CachePolicy(bool read_once) {
+  uint64_t again, once;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0,1.0;" : "=l"(again));
+  asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(once));
+  return read_once ? once : again;
+}
 /// Copies `bytes` (a multiple of 16) of global memory to shared memory; completes on `barrier`.
 __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes,
-                                         uint32_t barrier) {
+                                         uint32_t barrier, bool read_once) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0],[%1],%2,[%3],%4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(CachePolicy(read_once))
       : "memory");
 }
 /// This thread copies 16 bytes.

@@ -75,6 +75,11 @@ struct QueryFragments {
       b1[k] = g < rows.count ? q[8 * k + tq + 4] : 0;
     }
   }
+  /// A warp stores them [kSteps][32]: lane 4 head + t has blocks t and t + 4 of a unit, zero past the heads.
+  __device__ __forceinline__ void Store(uint2* to) const {
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) to[k * 32 + (threadIdx.x & 31)] = make_uint2(b0[k], b1[k]);
+  }
 };
 
 /// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes

@@ -107,7 +107,8 @@ struct RecordStream {
   }
   // The tile of lane `owner`, where it has one.
   __device__ __forceinline__ void Copy(int owner, int stage) {
-    WarpCopyOf(owner, stages_address + stage * p.stage_bytes, address, bytes, barriers + 8 * stage);
+    WarpCopyOf(owner, stages_address + stage * p.stage_bytes, address, bytes, barriers + 8 * stage,
+               p.codes_once);
   }
 };
 

@@ -130,6 +130,7 @@ struct cudaDeviceProp {
   char name[32];
   int major, minor, multiProcessorCount;
   size_t sharedMemPerBlockOptin;
+  int l2CacheSize;
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -156,9 +157,9 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   if (BGTQ_EMULATED_SM == 90) {
-    *properties = {"emulated H200", 9, 0, 132, 232448};
+    *properties = {"emulated H200", 9, 0, 132, 232448, 50 << 20};
   } else {
-    *properties = {"emulated A100", 8, 0, 108, 166912};
+    *properties = {"emulated A100", 8, 0, 108, 166912, 40 << 20};
   }
   return cudaSuccess;
 }

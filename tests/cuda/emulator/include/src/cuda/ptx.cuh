@@ -53,7 +53,8 @@ inline void BarrierInitFence() {}
 inline void BarrierArrive(uint32_t barrier) { emulator::BarrierArrive(barrier, 0); }
 inline void BarrierExpect(uint32_t barrier, uint32_t bytes) { emulator::BarrierArrive(barrier, bytes); }
 inline void BarrierWait(uint32_t barrier, uint32_t phase) { emulator::BarrierWait(barrier, phase); }
-inline void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+inline void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                     bool /*read_once*/) {
   emulator::BulkCopy(shared, global, bytes, barrier);
 }
 inline void CopyAsync(uint32_t shared, const void* global) { emulator::CopyAsync(shared, global); }
