@@ -24,7 +24,7 @@ def recipes_table(measured):
 def recipes_section(measured):
     return f"""\
 ## Recipes side by side
-WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` is its full-memory state with widths from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
+WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256 at head dim 64, 512 at 128). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` is its full-memory state with widths from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
 
 {recipes_table(measured)}
 """
