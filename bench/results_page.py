@@ -3,6 +3,7 @@
 Called by readme_tables.py.
 """
 import results
+import run_recipes
 from results import markdown, number
 
 WINDOW = "4 sinks + 64 recent"  # the default protection, as depth-study names it
@@ -13,8 +14,7 @@ def recipes_table(measured):
     for model in dict.fromkeys(row["model"] for row in measured["rows"]):
         rows = [row for row in measured["rows"] if row["model"] == model]
         for row in sorted(rows, key=lambda r: r["bytes_per_token_per_head"]):
-            bits = "" if row["k_bits"] is None else f" K{row['k_bits']}V{row['v_bits']}"
-            table.append([model, row["recipe"] + bits, f"{row['bytes_per_token_per_head']:.1f}", number(row["kld_mean"]),
+            table.append([model, run_recipes.name_of(row), f"{row['bytes_per_token_per_head']:.1f}", number(row["kld_mean"]),
                           number(row["kld_p99"]), f"{100 * row['top1']:.1f}%", f"{row['ppl']:.2f}",
                           "simulated" if row["simulated"] else "packed"])
     return markdown(["model", "recipe", "B a token a head", "KLD mean", "KLD 99%", "same top token", "PPL",
@@ -24,7 +24,7 @@ def recipes_table(measured):
 def recipes_section(measured):
     return f"""\
 ## Recipes side by side
-WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256 at head dim 64, 512 at 128). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` is its full-memory state with widths from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
+WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256 at head dim 64, 512 at 128). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` without a length has full memory from the start, "in N tokens" narrows as N tokens fill it (bytes of full memory); its widths are from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
 
 {recipes_table(measured)}
 """
@@ -71,6 +71,12 @@ Each at the lowest budget that stores at least the bytes of `aligned` at the wid
     return text
 
 
+def where(model):
+    """What a study ran on, where it is not a CPU with the model's usual file."""
+    parts = [part for part in (model.get("gpu"), model.get("weights")) if part]
+    return f"On {', '.join(parts)}. " if parts else ""
+
+
 def depth_table(model):
     rows, depths = model["rows"], model["depths"]
     table = []
@@ -104,7 +110,7 @@ Mean KL divergence to the fp16 cache / same top token / relative error of attent
         widest = max(row["kld_se"] / row["kld_mean"] for row in model["rows"] if row["kld_mean"] > 1e-6)
         text += f"""
 ### {model["model"]}
-{model["span"]} positions of {model["texts"]} text{"s" if model["texts"] > 1 else ""} at each depth, so a KLD has a standard error of up to {100 * widest:.0f}% of itself; all caches see the same positions. {protection_text(model)}
+{where(model)}{model["span"]} positions of {model["texts"]} text{"s" if model["texts"] > 1 else ""} at each depth, so a KLD has a standard error of up to {100 * widest:.0f}% of itself; all caches see the same positions. {protection_text(model)}
 
 {depth_table(model)}
 
@@ -145,7 +151,7 @@ def calibration_section(measured):
 def needle_section(measured):
     text = """\
 ## Needles
-Mean score over the seven tasks ([tasks](tasks.md#needle)), percent. `bench/run_studies.py needle`
+Mean score over the tasks named ([tasks](tasks.md#needle)), percent, by tokens of the prompt. `bench/run_studies.py needle`
 """
     for model in measured["models"]:
         lengths = list(model["rows"][0]["by_length"])
@@ -153,7 +159,7 @@ Mean score over the seven tasks ([tasks](tasks.md#needle)), percent. `bench/run_
                   f"{r['average']:.1f}", f"{r['average_ci_low']:.1f} to {r['average_ci_high']:.1f}"] for r in model["rows"]]
         text += f"""
 ### {model["model"]}
-{model["rows"][0]["samples"]} samples a cache, {model["rows"][0]["mode"]}, {model["device"]}.
+{where(model)}{model["rows"][0]["samples"]} samples a cache ({model["tasks"].replace(",", ", ")}), {model["rows"][0]["mode"]}.
 
 {markdown(["cache", "B a token a head", *lengths, "all", "95% interval"], table)}
 """
@@ -171,7 +177,7 @@ bench/run_studies.py depth --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --dept
 bench/run_studies.py calibration --lengths 128,256,512,1024,2048 --offsets 0,10000,20000 --seeds 2,3 --work studies
 bench/run_studies.py needle --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --work studies
 ```
-On a GPU (`--device cuda`) `depth` takes `--no-attention` and packed recipes only (`--runs aligned`), and `needle` takes `--caches` without the simulated ones.
+On a GPU (`--device cuda`) `depth` takes packed recipes only (`--runs aligned,uniform`), and `needle` takes `--caches` without the simulated ones. `bench/run_gpu_evidence.py` runs both within a time limit and merges what they give.
 """
 
 def budget_table(measured):

@@ -17,10 +17,12 @@ import tempfile
 import results
 
 PROTECTION = ["--sinks", "4", "--recent", "64"]
-# (recipe, K bits, V bits), None: the recipe has one width of its own.
+# (recipe, K bits, V bits), None: the recipe has one width of its own. RECIPE/N: with --memory-tokens N; the window has
+# 704 coded tokens at its end.
 RECIPES = [("aligned", 2, 2), ("aligned", 3, 3), ("aligned", 4, 4), ("paper", 2, 2), ("paper", 3, 3), ("paper", 4, 4),
            ("uniform", 2, 2), ("uniform", 3, 3), ("uniform", 4, 4), ("kivi", 2, 2), ("kivi", 4, 4),
-           ("kivi-scale-only", 2, 2), ("kivi-scale-only", 3, 3), ("pmkvq", 3, 3),
+           ("kivi-scale-only", 2, 2), ("kivi-scale-only", 3, 3), ("pmkvq", 2, 2), ("pmkvq/704", 2, 2), ("pmkvq", 3, 3),
+           ("pmkvq/704", 3, 3),
            ("turboquant-3bit", None, None), ("turboquant-k3v4", None, None), ("turboquant-4bit", None, None),
            ("turboquant-k8v4", None, None), ("q4_0", None, None), ("q8_0", None, None), ("fp8", None, None)]
 
@@ -37,7 +39,7 @@ def main():
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/recipes.json")
     arguments = parser.parse_args()
     wanted = [(recipe, k, v) for recipe, k, v in RECIPES
-              if (not arguments.recipes or recipe in arguments.recipes.split(","))
+              if (not arguments.recipes or recipe.partition("/")[0] in arguments.recipes.split(","))
               and (not arguments.bits or k is None or str(k) in arguments.bits.split(","))]
     result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": [], "rows": []}
     if result["rows"] and result["seed"] != arguments.seed:
@@ -58,9 +60,16 @@ def main():
                 measured.append(row)
     print(results.markdown(
         ["model", "recipe", "B a token a head", "mean KLD", "same top token", "PPL", "cache"],
-        [[row["model"], row["recipe"] + ("" if row["k_bits"] is None else f" K{row['k_bits']}V{row['v_bits']}"),
+        [[row["model"], name_of(row),
           f"{row['bytes_per_token_per_head']:.1f}", f"{row['kld_mean']:.4f}", f"{100 * row['top1']:.1f}%",
           f"{row['ppl']:.2f}", "simulated" if row["simulated"] else "packed"] for row in measured]))
+
+
+def name_of(row):
+    """As tables show it: "pmkvq K3V3 in 704 tokens"."""
+    recipe, _, memory = row["recipe"].partition("/")
+    bits = "" if row["k_bits"] is None else f" K{row['k_bits']}V{row['v_bits']}"
+    return recipe + bits + (f" in {memory} tokens" if memory else "")
 
 
 def is_of(row, model, recipe, k, v):
@@ -75,7 +84,8 @@ def place(row):
 def score(arguments, folder, model, recipe, k, v):
     """One row's figures."""
     path, out = results.model_path(model), folder / "out.json"
-    cache = ["--recipe", recipe, *([] if k is None else ["-K", k, "-V", v])]
+    recipe, _, memory = recipe.partition("/")
+    cache = ["--recipe", recipe, *([] if k is None else ["-K", k, "-V", v]), *(["--memory-tokens", memory] if memory else [])]
     if recipe in ("aligned", "paper", "uniform"):
         plan = folder / f"{model}.{recipe}.{k}.{v}.safetensors"
         results.run_json([arguments.binary, "calibrate", "-m", path, "--device", "cpu", "-t", arguments.threads, *cache,
