@@ -156,7 +156,7 @@ class CommandLine(Fixture):
         self.assertIn(b"simulated: no packed kernel", done.stdout)
         fp8, _ = self.ok(*args, "--recipe", "fp8")
         self.assertEqual((fp8["k_bits"], fp8["v_bits"], fp8["sinks"], fp8["recent"]), (8, 8, 4, 64))
-        pmkvq = ("--recipe", "pmkvq", "-K", 2, "-V", 2, "--no-buffer")
+        pmkvq = ("--recipe", "pmkvq", "-K", 2, "-V", 2, "--no-buffer", "--score", "all")
         full, _ = self.ok(*args, *pmkvq)
         filling, done = self.ok(*args, *pmkvq, "--memory-tokens", 256)
         self.assertLess(filling["kld_mean"], 0.9 * full["kld_mean"])
