@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import readme_tables
@@ -39,11 +40,16 @@ def run_until(command, environment, log, seconds):
             return process.wait(timeout=max(seconds, 1))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        end = time.monotonic() + STOP_SECONDS
+        try:  # until the last of its processes is gone: the device is then free for the next step
+            while time.monotonic() < end:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        except ProcessLookupError:
+            pass
+        process.wait()
         return None
 
 
@@ -51,7 +57,7 @@ def model_folder(arguments):
     """Where the studies look for the model: the folder named, or one that shows --weights under the model's name."""
     if arguments.weights is None:
         return arguments.models
-    folder = arguments.out / "models"
+    folder = pathlib.Path(tempfile.gettempdir()) / "blockgtq-evidence"  # plans are kept here too, for the next run
     folder.mkdir(exist_ok=True)
     link = folder / results.MODEL_FILES[arguments.model]
     link.unlink(missing_ok=True)
