@@ -132,10 +132,11 @@ Result<const Recipe*> FindRecipe(std::string_view name) {
 }
 
 Status CheckMemoryTokens(const Recipe& recipe, int64_t memory_tokens) {
-  if (memory_tokens < 0 || (memory_tokens > 0 && !recipe.narrows)) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  if (memory_tokens < 0 || memory_tokens > kMost || (memory_tokens > 0 && !recipe.narrows)) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("recipe {}: memory for {} tokens asked for: {}", recipe.name, memory_tokens,
-                              recipe.narrows ? "give 0 or more"
+                              recipe.narrows ? fmt::format("give 0 to {}", kMost)
                                              : "its codes keep their width; only pmkvq narrows them"));
   }
   return Status::Ok();

@@ -76,7 +76,7 @@ std::span<const Recipe> Recipes();
 /// kNotFound lists the known names.
 Result<const Recipe*> FindRecipe(std::string_view name);
 
-/// Ok where the recipe honours memory_tokens. Errors: kInvalidArgument (negative; not 0 for a recipe that
+/// Ok where the recipe honours memory_tokens. Errors: kInvalidArgument (out of range; not 0 for a recipe that
 /// does not narrow).
 Status CheckMemoryTokens(const Recipe& recipe, int64_t memory_tokens);
 

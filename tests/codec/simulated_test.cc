@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -365,6 +366,7 @@ TEST(PmKvq, MemoryForTokensIsItsAlone) {
     EXPECT_THAT(refused.message(), testing::HasSubstr("only pmkvq narrows"));
   }
   EXPECT_FALSE(CheckMemoryTokens(Named("pmkvq"), -1).ok());
+  EXPECT_FALSE(CheckMemoryTokens(Named("pmkvq"), std::numeric_limits<int64_t>::max()).ok());
   EXPECT_TRUE(CheckMemoryTokens(Named("pmkvq"), 1).ok());
 }
 
