@@ -216,6 +216,19 @@ def budget_table(measured):
                     table)
 
 
+def more_probes_text(measured):
+    """What more probe tokens give, where that was measured (budget_probes.json), against the same flat plans."""
+    more = results.load("budget_probes.json")
+    if more is None:
+        return ""
+    flat = {(r["model"], r["asked"], r["text"]): r["kld_mean"] for r in measured["rows"]
+            if r["part"] == "budgets" and r["cache"] == "flat"}
+    parts = [f"{r['model']} {r['asked']} {r['text']} {number(r['kld_mean'])} "
+             f"({100 * (r['kld_mean'] / flat[r['model'], r['asked'], r['text']] - 1):+.0f}%)" for r in more["rows"]]
+    return (f"\nWith {more['probe_tokens']} probe tokens and {more['probe_positions']} positions, without a buffer "
+            f"(calibration {more['seconds']:.0f} s): {'; '.join(parts)}.\n")
+
+
 def budget_section(measured):
     plans = [p for p in measured["plans"] if "budget" in p]
     times = "; ".join(f"{p['plan'].removesuffix('.safetensors')} {p['seconds']:.0f} s" for p in plans)
@@ -224,7 +237,7 @@ def budget_section(measured):
 `calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
 
 {budget_table(measured)}
-"""
+{more_probes_text(measured)}"""
 
 
 SECTIONS = {"recipes.json": recipes_section, "budget.json": budget_section, "diagnose.json": diagnose_section, "depth.json": depth_section,
