@@ -39,8 +39,21 @@ def machine():
     }
 
 
+def gpu():
+    """The GPU's name, or None."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
+                                text=True)
+    except OSError:
+        return None
+    return listed.stdout.splitlines()[0].strip() if listed.returncode == 0 and listed.stdout.strip() else None
+
+
 def commit():
-    """The commit, with "+" when sources differ from it."""
+    """The commit, with "+" when sources differ from it. BGTQ_COMMIT: of a tree that came without its history."""
+    if os.environ.get("BGTQ_COMMIT"):
+        return os.environ["BGTQ_COMMIT"]
+
     def git(*arguments):
         return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
 

@@ -3,6 +3,7 @@
 Called by readme_tables.py.
 """
 import results
+import run_recipes
 from results import markdown, number
 
 WINDOW = "4 sinks + 64 recent"  # the default protection, as depth-study names it
@@ -13,20 +14,38 @@ def recipes_table(measured):
     for model in dict.fromkeys(row["model"] for row in measured["rows"]):
         rows = [row for row in measured["rows"] if row["model"] == model]
         for row in sorted(rows, key=lambda r: r["bytes_per_token_per_head"]):
-            bits = "" if row["k_bits"] is None else f" K{row['k_bits']}V{row['v_bits']}"
-            table.append([model, row["recipe"] + bits, f"{row['bytes_per_token_per_head']:.1f}", number(row["kld_mean"]),
+            table.append([model, run_recipes.name_of(row), f"{row['bytes_per_token_per_head']:.1f}", number(row["kld_mean"]),
                           number(row["kld_p99"]), f"{100 * row['top1']:.1f}%", f"{row['ppl']:.2f}",
                           "simulated" if row["simulated"] else "packed"])
     return markdown(["model", "recipe", "B a token a head", "KLD mean", "KLD 99%", "same top token", "PPL",
                              "cache"], table)
 
 
+def aligned_against_paper(measured):
+    """For each row of `paper`, the `aligned` row of most bytes that stores no more."""
+    parts = []
+    for model in dict.fromkeys(row["model"] for row in measured["rows"]):
+        rows = [row for row in measured["rows"] if row["model"] == model]
+        pairs = []
+        for paper in (row for row in rows if row["recipe"] == "paper"):
+            fit = [row for row in rows if row["recipe"] == "aligned" and
+                   row["bytes_per_token_per_head"] <= paper["bytes_per_token_per_head"]]
+            if fit:
+                best = max(fit, key=lambda row: row["bytes_per_token_per_head"])
+                pairs.append(f"{number(best['kld_mean'])} at {best['bytes_per_token_per_head']:.1f} B against "
+                             f"{number(paper['kld_mean'])} at {paper['bytes_per_token_per_head']:.1f}")
+        parts.append(f"{model} {', '.join(pairs)}")
+    return "; ".join(parts)
+
+
 def recipes_section(measured):
     return f"""\
 ## Recipes side by side
-WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` is its full-memory state with widths from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
+WikiText-2 test, the first window of 768 tokens, every position, strict, the same protection for all (4 sinks and 64 to 128 recent tokens exact), float activations, rotations from seed {measured['seed']}; ordered by stored bytes (K + V, norms, scales and zero points included; an fp16 cache has 256 at head dim 64, 512 at 128). PPL with an fp16 cache: {", ".join(f"{m} {ppl:.2f}" for m, ppl in {r["model"]: r["ppl_fp16"] for r in measured["rows"]}.items())}. Recipes without a packed kernel are simulated. `pmkvq` without a length has full memory from the start, "in N tokens" narrows as N tokens fill it (bytes of full memory); its widths are from query energy, not from gradients; `kivi` has its groups of 32 but here the common window instead of its own residual of 128. `bench/run_recipes.py`
 
 {recipes_table(measured)}
+
+Mean KLD of `aligned` against `paper` at no more stored bytes: {aligned_against_paper(measured)}.
 """
 
 
@@ -71,6 +90,12 @@ Each at the lowest budget that stores at least the bytes of `aligned` at the wid
     return text
 
 
+def where(model):
+    """What a study ran on, where it is not a CPU with the model's usual file."""
+    parts = [part for part in (model.get("gpu"), model.get("weights")) if part]
+    return f"On {', '.join(parts)}. " if parts else ""
+
+
 def depth_table(model):
     rows, depths = model["rows"], model["depths"]
     table = []
@@ -104,7 +129,7 @@ Mean KL divergence to the fp16 cache / same top token / relative error of attent
         widest = max(row["kld_se"] / row["kld_mean"] for row in model["rows"] if row["kld_mean"] > 1e-6)
         text += f"""
 ### {model["model"]}
-{model["span"]} positions of {model["texts"]} text{"s" if model["texts"] > 1 else ""} at each depth, so a KLD has a standard error of up to {100 * widest:.0f}% of itself; all caches see the same positions. {protection_text(model)}
+{where(model)}{model["span"]} positions of {model["texts"]} text{"s" if model["texts"] > 1 else ""} at each depth, so a KLD has a standard error of up to {100 * widest:.0f}% of itself; all caches see the same positions. {protection_text(model)}
 
 {depth_table(model)}
 
@@ -145,7 +170,7 @@ def calibration_section(measured):
 def needle_section(measured):
     text = """\
 ## Needles
-Mean score over the seven tasks ([tasks](tasks.md#needle)), percent. `bench/run_studies.py needle`
+Mean score over the tasks named ([tasks](tasks.md#needle)), percent, by tokens of the prompt. `bench/run_studies.py needle`
 """
     for model in measured["models"]:
         lengths = list(model["rows"][0]["by_length"])
@@ -153,7 +178,7 @@ Mean score over the seven tasks ([tasks](tasks.md#needle)), percent. `bench/run_
                   f"{r['average']:.1f}", f"{r['average_ci_low']:.1f} to {r['average_ci_high']:.1f}"] for r in model["rows"]]
         text += f"""
 ### {model["model"]}
-{model["rows"][0]["samples"]} samples a cache, {model["rows"][0]["mode"]}, {model["device"]}.
+{where(model)}{model["rows"][0]["samples"]} samples a cache ({model["tasks"].replace(",", ", ")}), {model["rows"][0]["mode"]}.
 
 {markdown(["cache", "B a token a head", *lengths, "all", "95% interval"], table)}
 """
@@ -171,7 +196,7 @@ bench/run_studies.py depth --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --dept
 bench/run_studies.py calibration --lengths 128,256,512,1024,2048 --offsets 0,10000,20000 --seeds 2,3 --work studies
 bench/run_studies.py needle --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --work studies
 ```
-On a GPU (`--device cuda`) `depth` takes `--no-attention` and packed recipes only (`--runs aligned`), and `needle` takes `--caches` without the simulated ones.
+On a GPU (`--device cuda`) `depth` takes packed recipes only (`--runs aligned,uniform`), and `needle` takes `--caches` without the simulated ones. `bench/run_gpu_evidence.py` runs both within a time limit and merges what they give.
 """
 
 def budget_table(measured):
@@ -191,6 +216,19 @@ def budget_table(measured):
                     table)
 
 
+def more_probes_text(measured):
+    """What more probe tokens give, where that was measured (budget_probes.json), against the same flat plans."""
+    more = results.load("budget_probes.json")
+    if more is None:
+        return ""
+    flat = {(r["model"], r["asked"], r["text"]): r["kld_mean"] for r in measured["rows"]
+            if r["part"] == "budgets" and r["cache"] == "flat"}
+    parts = [f"{r['model']} {r['asked']} {r['text']} {number(r['kld_mean'])} "
+             f"({100 * (r['kld_mean'] / flat[r['model'], r['asked'], r['text']] - 1):+.0f}%)" for r in more["rows"]]
+    return (f"\nWith {more['probe_tokens']} probe tokens and {more['probe_positions']} positions, without a buffer "
+            f"(calibration {more['seconds']:.0f} s): {'; '.join(parts)}.\n")
+
+
 def budget_section(measured):
     plans = [p for p in measured["plans"] if "budget" in p]
     times = "; ".join(f"{p['plan'].removesuffix('.safetensors')} {p['seconds']:.0f} s" for p in plans)
@@ -199,7 +237,7 @@ def budget_section(measured):
 `calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
 
 {budget_table(measured)}
-"""
+{more_probes_text(measured)}"""
 
 
 SECTIONS = {"recipes.json": recipes_section, "budget.json": budget_section, "diagnose.json": diagnose_section, "depth.json": depth_section,

@@ -6,8 +6,8 @@
   bench/run_studies.py calibration [--model smollm2-135m] [--corpora NAME=FILE,...]
   bench/run_studies.py needle [--models qwen2.5-coder-0.5b,...] [--lengths 1024,4096,16384] [--device cuda]
 
-Each writes bench/results/STUDY.json, models that it did not run kept, and plots to docs/images. With --work FOLDER a
-run that was stopped continues there. Depth: WikiText-2 test, strict, aligned with no buffer, sinks and the default
+Each writes bench/results/STUDY.json, models that it did not run kept, and plots to docs/images; with -o FILE into FILE
+and beside it. With --work FOLDER a run that was stopped continues there. Depth: WikiText-2 test, strict, aligned with no buffer, sinks and the default
 window, and baselines with no buffer and the window. Calibration: WikiText-2 train, Northanger Abbey and blockgtq's own
 sources unless --corpora names others.
 """
@@ -24,10 +24,12 @@ ALL_RECIPES = "aligned,paper,uniform,kivi,kivi-scale-only,q4_0,q8_0,fp8,turboqua
 EQUAL_RECIPES = "aligned,paper,uniform,kivi"  # those with budgets to choose from
 NEEDLE_CACHES = {"fp16": ["--recipe", "fp16"],
                  **{f"{recipe} K{k}V{v}": ["--recipe", recipe, "-K", k, "-V", v]
-                    for recipe in ("aligned", "uniform", "kivi-scale-only") for k, v in ((3, 3), (2, 2))}}
+                    for recipe in ("aligned", "uniform", "kivi-scale-only") for k, v in ((3, 3), (2, 2))},
+                 "q4_0": ["--recipe", "q4_0"]}
 # Arguments of one depth-study each.
 DEPTH_RUNS = {
     "aligned": ["--recipes", "aligned", "-K", "3,2", "-V", "3,2", "--protection", "none,sinks,window"],
+    "uniform": ["--recipes", "uniform", "-K", "3,2", "-V", "3,2", "--protection", "none,window"],
     "baselines": ["--recipes", "uniform,q4_0", "-K", "3", "-V", "3", "--protection", "none,window"],
 }
 
@@ -52,12 +54,17 @@ def header():
 
 
 def write_models(arguments, study, measured):
-    """Adds models to the study's file, in place of what it had of them; each names the run that measured it."""
-    path = arguments.out or results.ROOT / f"bench/results/{study}.json"
+    """Adds a model to the study's file; it names the run that measured it."""
+    gpu = {"gpu": results.gpu()} if arguments.device.startswith("cuda") else {}
+    replace_model(arguments.out or results.ROOT / f"bench/results/{study}.json", {**measured, **header(), **gpu})
+
+
+def replace_model(path, measured):
+    """Puts a model into a study's file, in place of what that had of it."""
     before = json.loads(path.read_text())["models"] if path.exists() else []
     kept = [model for model in before if model["model"] != measured["model"]]
     order = list(results.MODEL_FILES)
-    results.write(path, {"models": sorted([*kept, {**measured, **header()}], key=lambda m: order.index(m["model"]))})
+    results.write(path, {"models": sorted([*kept, measured], key=lambda m: order.index(m["model"]))})
 
 
 def common(arguments, command, model):
@@ -81,7 +88,7 @@ def diagnose(arguments, work):
                           **{key: done[key][recipe][bits] for key in
                              ("k_bytes_per_token_per_head", "mae_mean", "kl_mean", "overlap_mean")}} for bits in widths]
             wins += [{**win, "equal_bytes": equal} for win in done["wins"]]
-        copy_plots(work / f"plots.{model}.False", f"diagnose-{model}-",
+        copy_plots(arguments, work / f"plots.{model}.False", f"diagnose-{model}-",
                    ("kl.svg", "fingerprint-aligned-K3.svg", "fingerprint-paper-K3.svg"))
         write_models(arguments, "diagnose", {"model": model, "seed": int(arguments.seed), "rows": rows, "wins": wins})
 
@@ -100,8 +107,9 @@ def depth(arguments, work):
             rows += [{key: row[key] for key in row if key != "attention_error_per_layer"} for row in done["rows"]]
             settings = {key: done[key] for key in ("depths", "span", "texts", "mode", "activations", "device")}
             if name == "aligned":
-                copy_plots(work / f"plots.{model}.{name}", f"depth-{model}-", ("kld-by-depth.svg", "attention-by-layer.svg"))
-        write_models(arguments, "depth", {"model": model, "seed": int(arguments.seed), **settings, "rows": rows})
+                copy_plots(arguments, work / f"plots.{model}.{name}", f"depth-{model}-",
+                           ("kld-by-depth.svg", "attention-by-layer.svg"))
+            write_models(arguments, "depth", {"model": model, "seed": int(arguments.seed), **settings, "rows": rows})
 
 
 def needle(arguments, work):
@@ -113,7 +121,7 @@ def needle(arguments, work):
             out = work / f"needle.{model}.{name.replace(' ', '-')}.json"
             done = results.run_json(
                 [*common(arguments, "needle", model), *cache, "--lengths", arguments.lengths, "--depths",
-                 arguments.depths, "--trials", arguments.trials, *([] if arguments.chat else ["--no-chat"]),
+                 arguments.depths, "--trials", arguments.trials, "--tasks", arguments.tasks, *([] if arguments.chat else ["--no-chat"]),
                  *(["--strict"] if arguments.strict else []), "-o", out.with_suffix(".jsonl"), "--json", out], out)
             check_whole(done, work)
             rows.append({"cache": name,
@@ -121,8 +129,9 @@ def needle(arguments, work):
                                                        "bytes_per_token_per_head", "simulated", "mode")},
                          "by_length": {str(length): mean_of_cells(done["tasks"], length)
                                        for length in map(int, arguments.lengths.split(","))}})
-        write_models(arguments, "needle", {"model": model, "lengths": arguments.lengths, "depths": arguments.depths,
-                                           "trials": int(arguments.trials), "device": arguments.device, "rows": rows})
+            write_models(arguments, "needle",
+                         {"model": model, **{key: getattr(arguments, key) for key in ("tasks", "lengths", "depths", "device")},
+                          "trials": int(arguments.trials), "rows": rows})
 
 
 def mean_of_cells(tasks, length):
@@ -158,16 +167,17 @@ def calibration(arguments, work):
              "--plot": work / "plots.calibration", "--json": out}
     done = results.run_json([*common(arguments, "calibrate-study", arguments.model), *sum(map(list, asked.items()), [])], out)
     check_whole(done, work)
-    copy_plots(work / "plots.calibration", f"calibration-{arguments.model}-", ("kld-by-tokens.svg",))
+    copy_plots(arguments, work / "plots.calibration", f"calibration-{arguments.model}-", ("kld-by-tokens.svg",))
     results.write(arguments.out or results.ROOT / "bench/results/calibration.json",
                   {**done, **header(), "model_name": arguments.model})
 
 
-def copy_plots(folder, prefix, names):
+def copy_plots(arguments, folder, prefix, names):
     """Those that the page of results shows; a run without attention's errors has no plot of them."""
+    to = arguments.out.parent if arguments.out else PLOTS
     for name in names:
         if (folder / name).exists():
-            (PLOTS / (prefix + name)).write_bytes((folder / name).read_bytes())
+            (to / (prefix + name)).write_bytes((folder / name).read_bytes())
 
 
 STUDIES = {"diagnose": diagnose, "depth": depth, "calibration": calibration, "needle": needle}
@@ -188,11 +198,11 @@ def main():
     of_diagnose.add_argument("-K", "--bits", default="2,3,4")
     of_diagnose.add_argument("-s", "--seed", default="2", help="of the rotations")
     of_depth.add_argument("--models", default="smollm2-135m")
-    of_depth.add_argument("--runs", default=",".join(DEPTH_RUNS))
+    of_depth.add_argument("--runs", default="aligned,baselines", help="some of: " + ", ".join(DEPTH_RUNS))
     of_depth.add_argument("--depths", default="256,1024,4096,8192")
     of_depth.add_argument("--span", default="64")
     of_depth.add_argument("--texts", default="1")
-    of_depth.add_argument("--no-attention", action="store_true", help="for GPUs, which have no probes")
+    of_depth.add_argument("--no-attention", action="store_true", help="logits alone")
     of_depth.add_argument("-s", "--seed", default="2", help="of the rotations")
     of_calibration.add_argument("--model", default="smollm2-135m")
     of_calibration.add_argument("--corpora", help="NAME=FILE,...")
@@ -209,6 +219,7 @@ def main():
     of_needle.add_argument("--caches", help="some of: " + ", ".join(NEEDLE_CACHES))
     of_needle.add_argument("--lengths", default="1024,2048,4096,8192,16384")
     of_needle.add_argument("--depths", default="0,25,50,75,100")
+    of_needle.add_argument("--tasks", default="single,distractor,multi,multikey,multivalue,multiquery,vartrack")
     of_needle.add_argument("--trials", default="3")
     of_needle.add_argument("--strict", action="store_true")
     of_needle.add_argument("--chat", action=argparse.BooleanOptionalAction, default=True)

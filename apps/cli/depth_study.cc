@@ -43,6 +43,11 @@ class DepthStudyCommand : public Command {
         ->capture_default_str();
     app.add_flag("--attention,!--no-attention", options_.attention,
                  "errors of attention's outputs too (the default)");
+    app.add_option(
+           "--memory-tokens", memory_tokens_,
+           "coded tokens that fill the memory of recipes that narrow codes (pmkvq; default: it is full from "
+           "the start)")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
     app.add_option("-s,--seed", seed_, "seed of the rotations of plans that are made")->capture_default_str();
     flags_.json.Add(app);
   }
@@ -104,14 +109,21 @@ class DepthStudyCommand : public Command {
       caches.push_back(std::move(cache));
     }
     std::vector<std::pair<std::string, RecipeOptions>> wanted;
+    bool narrows = false;
     for (const std::string& recipe : recipes_) {
       BGTQ_ASSIGN_OR_RETURN(const std::vector<RecipeOptions> budgets,
                             BudgetsOf(recipe, flags_.k_bits, flags_.v_bits, seed_));
       BGTQ_ASSIGN_OR_RETURN(const Recipe* found, FindRecipe(recipe));
-      for (const RecipeOptions& bits : budgets) {
+      narrows = narrows || found->narrows;
+      for (RecipeOptions bits : budgets) {
+        if (found->narrows) bits.memory_tokens = memory_tokens_;
         BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *found, bits));
         wanted.emplace_back(recipe, bits);
       }
+    }
+    if (memory_tokens_ > 0 && !narrows) {
+      return Status(ErrorCode::kInvalidArgument,
+                    "--memory-tokens: none of --recipes narrows its codes as memory fills; pmkvq does");
     }
     if (wanted.empty()) return caches;
     BGTQ_ASSIGN_OR_RETURN(const std::vector<Token> tokens,
@@ -142,6 +154,7 @@ class DepthStudyCommand : public Command {
   std::vector<std::string> recipes_, plans_, protections_ = {"none", "sinks", "window"};
   std::string file_;
   uint64_t seed_ = RecipeOptions().seed;
+  int64_t memory_tokens_ = 0;
 };
 
 }  // namespace

@@ -140,13 +140,17 @@ class DiagnoseCommand : public Command {
       out["mae_mean"][d.recipe][bits(d)] = d.mean.mae;
       out["kl_mean"][d.recipe][bits(d)] = d.mean.kl;
       out["overlap_mean"][d.recipe][bits(d)] = d.mean.overlap;
+      if (r.latent_dims > 0) out["latent_mae_mean"][d.recipe][bits(d)] = d.mean.latent_mae;
       out["k_bytes_per_token_per_head"][d.recipe][bits(d)] = d.k_bytes;
       out["simulated"][d.recipe] = d.simulated;
       for (size_t l = 0; l < d.layers.size(); ++l) {
         layers[l]["mae"][d.recipe][bits(d)] = d.layers[l].mae;
         layers[l]["kl"][d.recipe][bits(d)] = d.layers[l].kl;
         layers[l]["overlap"][d.recipe][bits(d)] = d.layers[l].overlap;
+        if (r.latent_dims > 0) layers[l]["latent_mae"][d.recipe][bits(d)] = d.layers[l].latent_mae;
         if (!d.fingerprint.empty()) layers[l]["fingerprint"][d.recipe][bits(d)] = d.fingerprint[l];
+        if (!d.latent_fingerprint.empty())
+          layers[l]["latent_fingerprint"][d.recipe][bits(d)] = d.latent_fingerprint[l];
       }
     }
     json wins = json::array();

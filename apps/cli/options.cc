@@ -73,6 +73,12 @@ void CacheFlags::Add(CLI::App& app) {
   recent_ = app.add_option("--recent", choice.recent, "last tokens kept in fp16, at least")
                 ->check(CLI::Range(0, 1 << 20))
                 ->capture_default_str();
+  app.add_option(
+         "--memory-tokens", choice.memory_tokens,
+         "pmkvq: coded tokens that fill its memory; codes are narrowed as it fills (default: it is full "
+         "from the start)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->excludes(plan_);
   no_buffer_ =
       app.add_flag("--no-buffer", no_buffer, "--sinks 0 --recent 0")->excludes(sinks_)->excludes(recent_);
 }
@@ -113,6 +119,8 @@ Status CacheFlags::TakeRecipeSettings() {
 Result<std::optional<Plan>> CacheFlags::ObtainPlan(LoadedModel& model) {
   if (no_buffer) choice.sinks = choice.recent = 0;
   if (plan_->count() == 0) {
+    BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(choice.recipe));
+    BGTQ_RETURN_IF_ERROR(CheckMemoryTokens(*recipe, choice.memory_tokens));
     BGTQ_RETURN_IF_ERROR(CheckUncompressed());
     BGTQ_RETURN_IF_ERROR(TakeRecipeSettings());
   }

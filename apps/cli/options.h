@@ -24,7 +24,7 @@ struct ModelOptions {
   Result<std::unique_ptr<LoadedModel>> Open(TokenizerUse use = TokenizerUse::kNeeded);
 };
 
-/// -K, -V, --recipe, --plan, --sinks, --recent, --no-buffer.
+/// -K, -V, --recipe, --plan, --sinks, --recent, --no-buffer, --memory-tokens.
 struct CacheFlags {
   CacheChoice choice;
   bool no_buffer = false;

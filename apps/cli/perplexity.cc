@@ -114,6 +114,10 @@ class PerplexityCommand : public Command {
       json["recent"] = cache_.choice.recent;
       json["plan_seed"] = plan.has_value() ? plan->seed : cache_.choice.plan_seed;
       json["simulated"] = simulated != nullptr;
+      if (cache_.choice.memory_tokens > 0) {
+        json["memory_tokens"] = cache_.choice.memory_tokens;
+        json["bytes_by_length"] = simulated->BytesByLength();
+      }
     }
     if (kld_) {
       fmt::print("fp16 cache:     PPL = {:.4f}\n", r.base_ppl);

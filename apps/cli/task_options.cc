@@ -63,6 +63,7 @@ Result<TaskRun> TaskFlags::Run(LoadedModel& opened, const TaskSuite& suite, cons
                      {"recent", cache.choice.recent},
                      {"plan_seed", plan.has_value() ? plan->seed : cache.choice.plan_seed}});
   }
+  if (cache.choice.memory_tokens > 0) settings["memory_tokens"] = cache.choice.memory_tokens;
   if (plan.has_value()) settings["plan"] = plan->Hash();
   settings_ = settings;
 

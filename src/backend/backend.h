@@ -127,6 +127,9 @@ struct StepInput {
   std::span<const BatchSlice> slices;  // cover the rows in order
   CacheBinding* cache = nullptr;
   bool observed = false;  // an AttentionObserver looks on
+  /// Caches beside `cache` that the pass attends to as well (models/model.h, AttentionProbe): they hold the
+  /// slices' sequences at the same lengths.
+  std::span<CacheBinding* const> probed = {};
 };
 
 /// Sees the vectors that enter attention, before RoPE, in block order: for calibration.

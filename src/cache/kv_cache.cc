@@ -248,7 +248,10 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool
   }
   const SequenceState state{tokens, std::min(from.state.coded_end, tokens)};
   const int64_t final_tokens = impl.coded() ? state.coded_end : tokens;  // those whose page bytes are final
-  const int64_t shared = share ? final_tokens / kPageTokens : 0;
+  // Codes that may still be narrowed are a sequence's own.
+  const bool narrows =
+      impl.options.simulated != nullptr && impl.options.simulated->ChangesAfter(0) != SimulatedHead::kNever;
+  const int64_t shared = share && !narrows ? final_tokens / kPageTokens : 0;
   const int64_t own = PagesOf(tokens) - shared;
   if (own > impl.pool.free_blocks()) {
     return Status(ErrorCode::kOutOfMemory,
@@ -425,7 +428,8 @@ std::byte* KvCache::exact_base(SequenceId sequence) const { return impl_->At(seq
 int64_t KvCache::SequenceBytes(SequenceId sequence) const {
   const int64_t pages = static_cast<int64_t>(impl_->At(sequence).blocks.size());
   if (impl_->options.simulated == nullptr) return pages * impl_->pool.block_bytes() + impl_->exact_bytes;
-  const double page = impl_->options.simulated->bytes_per_token_per_head() * kPageTokens *
+  const int64_t coded = impl_->At(sequence).state.coded_end;
+  const double page = impl_->options.simulated->bytes_per_token_per_head(coded) * kPageTokens *
                       static_cast<double>(impl_->options.simulated->heads.size());
   return std::llround(static_cast<double>(pages) * page) + impl_->exact_bytes;
 }

@@ -72,7 +72,8 @@ std::span<const Recipe> Recipes() {
        .simulate = SimulatePmKvq,
        .calibrated = true,
        .sinks = 1,
-       .recent = 128},
+       .recent = 128,
+       .narrows = true},
       {.name = "q8_0",
        .summary = "llama.cpp's q8_0 blocks after a Hadamard rotation; simulated",
        .kind = CacheKind::kSimulated,
@@ -128,6 +129,17 @@ Result<const Recipe*> FindRecipe(std::string_view name) {
     known += recipe.name;
   }
   return Status(ErrorCode::kNotFound, fmt::format("no recipe is named '{}'; known: {}", name, known));
+}
+
+Status CheckMemoryTokens(const Recipe& recipe, int64_t memory_tokens) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  if (memory_tokens < 0 || memory_tokens > kMost || (memory_tokens > 0 && !recipe.narrows)) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("recipe {}: memory for {} tokens asked for: {}", recipe.name, memory_tokens,
+                              recipe.narrows ? fmt::format("give 0 to {}", kMost)
+                                             : "its codes keep their width; only pmkvq narrows them"));
+  }
+  return Status::Ok();
 }
 
 namespace {
@@ -193,6 +205,7 @@ Result<SimulatedHeads> Simulate(const Recipe& recipe, const SimulationInput& inp
         ErrorCode::kInvalidArgument,
         fmt::format("recipe {}: keeps an uncompressed cache, there is nothing to simulate", recipe.name));
   }
+  BGTQ_RETURN_IF_ERROR(CheckMemoryTokens(recipe, options.memory_tokens));
   BGTQ_RETURN_IF_ERROR(CheckInput(recipe, packed->plan_head != nullptr || recipe.calibrated, input));
   SimulatedHeads simulated{
       std::string(recipe.name), input.layers, input.kv_heads, input.rope->config().head_dim, {}};

@@ -35,6 +35,8 @@ struct HeadCalibration {
 struct RecipeOptions {
   double k_bits = 3, v_bits = 3;  // average code bits a dim
   uint64_t seed = 2;  // of the rotations; head_builder.h derives a stream from (seed, layer, head, group)
+  /// Of a recipe that narrows codes as memory fills: coded tokens that fill it. 0: it is full from the start.
+  int64_t memory_tokens = 0;
 };
 
 /// What a simulated recipe is made from.
@@ -61,6 +63,7 @@ struct Recipe {
   bool calibrated = false;        // simulate needs measured heads
   double k_bits = 0, v_bits = 0;  // of a format that has one width each; 0: as the options say
   int sinks = -1, recent = -1;    // exact tokens that are part of the method; -1: as for every other recipe
+  bool narrows = false;           // codes as memory fills: RecipeOptions::memory_tokens
 };
 
 /// One head's plan by a packed recipe. A head of latents is planned in two parts, each with its own groups:
@@ -72,6 +75,10 @@ Result<HeadPlan> PlanHead(const Recipe& recipe, const HeadCalibration& calibrati
 std::span<const Recipe> Recipes();
 /// kNotFound lists the known names.
 Result<const Recipe*> FindRecipe(std::string_view name);
+
+/// Ok where the recipe honours memory_tokens. Errors: kInvalidArgument (out of range; not 0 for a recipe that
+/// does not narrow).
+Status CheckMemoryTokens(const Recipe& recipe, int64_t memory_tokens);
 
 /// Every head of a recipe as a simulation: a simulated recipe's own, or the twin of a packed one.
 /// Errors: kInvalidArgument for uncompressed recipes and for bits that cannot be honoured, naming those there

@@ -1,7 +1,9 @@
 // Recipe pmkvq: PM-KVQ (arXiv 2505.18610). Vectors are coded uniformly over their own range in groups of 128
 // dims (a head's, where it has fewer), bf16 scale and zero point; codes begin at 16 bits and are halved in
-// place, 16 to 8 to 4 to 2, as memory fills, each layer down to its own width. Simulated is the full memory:
-// every coded token at its layer's last width, through all the halvings. Keys are first divided, pair of
+// place, 16 to 8 to 4 to 2, as memory fills, each layer down to its own width. A layer's keys have the memory
+// that memory_tokens tokens' codes take at their last width, its values likewise; all of a side's codes are
+// halved when they outgrow it, and tokens that come later are halved as often. Past that length they stay at
+// the last width. Without memory_tokens memory is full from the start. Keys are first divided, pair of
 // channels by pair, by a power of their largest magnitude (the paper's SmoothAttention).
 //
 // The widths of the layers solve an integer programme: the least sum of sensitivities within the average
@@ -16,7 +18,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "src/codec/simulated_parts.h"
 #include "src/core/half.h"
@@ -66,6 +70,14 @@ void RoundTripScaledKey(std::span<float> key, std::span<const float> pair_scale,
   for (size_t d = 0; d < key.size(); ++d) key[d] *= pair_scale[d / 2];
 }
 
+/// What a side's codes are at a number of coded tokens: the widest that fits in memory_tokens codes of `last`
+/// bits, not below `last`. memory_tokens = 0: `last`.
+int WidthAt(int64_t coded, int last, int64_t memory_tokens) {
+  int width = kFirstWidth;
+  while (width > last && (memory_tokens == 0 || coded > memory_tokens * last / width)) width /= 2;
+  return width;
+}
+
 class PmKvqHead : public SimulatedHead {
  public:
   PmKvqHead(std::vector<float> pair_scale, int key_width, int value_width)
@@ -93,6 +105,44 @@ class PmKvqHead : public SimulatedHead {
 
   std::vector<float> pair_scale_;
   int key_width_, value_width_;
+};
+
+/// A head whose codes narrow as the sequence grows.
+class NarrowingHead : public PmKvqHead {
+ public:
+  NarrowingHead(const std::vector<float>& pair_scale, int key_width, int value_width, int64_t memory_tokens)
+      : PmKvqHead(pair_scale, key_width, value_width) {
+    // Each side changes at the first count that its width has no room for.
+    std::vector<int64_t> from = {0};
+    for (const int last : {key_width, value_width}) {
+      for (int width = kFirstWidth; width > last; width /= 2)
+        from.push_back(memory_tokens * last / width + 1);
+    }
+    std::sort(from.begin(), from.end());
+    from.erase(std::unique(from.begin(), from.end()), from.end());
+    for (const int64_t coded : from) {
+      stages_.push_back(
+          {coded, std::make_unique<PmKvqHead>(pair_scale, WidthAt(coded, key_width, memory_tokens),
+                                              WidthAt(coded, value_width, memory_tokens))});
+    }
+  }
+
+  const SimulatedHead& At(int64_t coded) const override { return *(After(coded) - 1)->head; }
+  int64_t ChangesAfter(int64_t coded) const override {
+    const auto next = After(coded);
+    return next == stages_.end() ? kNever : next->from;
+  }
+
+ private:
+  struct Stage {
+    int64_t from;  // coded tokens
+    std::unique_ptr<const SimulatedHead> head;
+  };
+  std::vector<Stage>::const_iterator After(int64_t coded) const {
+    return std::upper_bound(stages_.begin(), stages_.end(), coded,
+                            [](int64_t count, const Stage& stage) { return count < stage.from; });
+  }
+  std::vector<Stage> stages_;  // ascending, the first from 0
 };
 
 /// A sample of one head's calibration, and what follows from it.
@@ -218,9 +268,14 @@ Result<SimulatedHeadList> SimulatePmKvq(const SimulationInput& input, const Reci
       input,
       [&](int layer, int kv_head, const HeadCalibration*) -> Result<std::unique_ptr<const SimulatedHead>> {
         const MeasuredHead& head = measured[static_cast<size_t>(layer) * input.kv_heads + kv_head];
+        std::vector<float> scales = head.PairScales(exponent[layer][key_choice[layer]]);
+        const int key_width = kWidths[key_choice[layer]], value_width = kWidths[value_choice[layer]];
+        if (options.memory_tokens == 0) {
+          return std::unique_ptr<const SimulatedHead>(
+              new PmKvqHead(std::move(scales), key_width, value_width));
+        }
         return std::unique_ptr<const SimulatedHead>(
-            new PmKvqHead(head.PairScales(exponent[layer][key_choice[layer]]), kWidths[key_choice[layer]],
-                          kWidths[value_choice[layer]]));
+            new NarrowingHead(scales, key_width, value_width, options.memory_tokens));
       });
 }
 

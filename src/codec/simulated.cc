@@ -81,6 +81,26 @@ double SimulatedHeads::bytes_per_token_per_head() const {
   return heads.empty() ? 0 : sum / static_cast<double>(heads.size());
 }
 
+double SimulatedHeads::bytes_per_token_per_head(int64_t coded) const {
+  double sum = 0;
+  for (const auto& head : heads) sum += head->At(coded).bytes_per_token();
+  return heads.empty() ? 0 : sum / static_cast<double>(heads.size());
+}
+
+int64_t SimulatedHeads::ChangesAfter(int64_t coded) const {
+  int64_t first = SimulatedHead::kNever;
+  for (const auto& head : heads) first = std::min(first, head->ChangesAfter(coded));
+  return first;
+}
+
+std::vector<std::pair<int64_t, double>> SimulatedHeads::BytesByLength() const {
+  std::vector<std::pair<int64_t, double>> steps;
+  for (int64_t coded = 0; coded != SimulatedHead::kNever; coded = ChangesAfter(coded)) {
+    steps.emplace_back(coded, bytes_per_token_per_head(coded));
+  }
+  return steps;
+}
+
 int SimulatedHeads::token_unit() const {
   int unit = 1;
   for (const auto& head : heads) unit = std::max(unit, head->token_unit());

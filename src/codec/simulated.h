@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "blockgtq/status.h"
@@ -46,6 +48,20 @@ class SimulatedHead {
   virtual int token_unit() const { return 1; }
   /// Earlier tokens that decide how a token is coded (ranges that lag behind).
   virtual int history_tokens() const { return 0; }
+
+  /// As it stores a sequence of `coded` coded tokens. Methods that narrow codes as memory fills differ from
+  /// count to count; what their codes read as after narrowing follows from the vectors, since each narrower
+  /// code follows from the wider one. The head itself stands for full memory.
+  virtual const SimulatedHead& At(int64_t coded) const {
+    (void)coded;
+    return *this;
+  }
+  /// The smallest count above `coded` whose At is another; kNever where there is none.
+  virtual int64_t ChangesAfter(int64_t coded) const {
+    (void)coded;
+    return kNever;
+  }
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 };
 
 /// Every KV head of a model, [layers * kv_heads], head h of layer l at l * kv_heads + h.
@@ -57,8 +73,13 @@ struct SimulatedHeads {
   const SimulatedHead& head(int layer, int kv_head) const {
     return *heads[static_cast<size_t>(layer) * kv_heads + kv_head];
   }
-  /// Mean over heads.
+  /// Mean over heads, at full memory; or in a sequence of `coded` coded tokens.
   double bytes_per_token_per_head() const;
+  double bytes_per_token_per_head(int64_t coded) const;
+  /// The smallest over heads.
+  int64_t ChangesAfter(int64_t coded) const;
+  /// Bytes a token a head by length: (coded tokens from which, bytes), ascending, the first from 0.
+  std::vector<std::pair<int64_t, double>> BytesByLength() const;
   /// The largest over heads.
   int token_unit() const;
   int history_tokens() const;

@@ -97,7 +97,9 @@ struct AttentionOp::Impl {
   void EncodeTile(const Segment& s, int kv_head, int64_t begin, int64_t end, AttentionWorker& w);
   void Encode(const Segment& s, int kv_head, int64_t begin, int64_t end, const float* keys,
               const float* values, int64_t stride, AttentionWorker& w);
-  void SimulateCodes(const Segment& s, int kv_head, int64_t begin, int64_t end, AttentionWorker& w);
+  void SimulateCodes(const Segment& s, int kv_head, int64_t begin, int64_t end, int64_t coded,
+                     AttentionWorker& w);
+  void ChangeCodes(const std::vector<Segment*>& wave);
   void Flush(const std::vector<Segment*>& wave);
   std::byte* ExactTile(const Segment& s, int kv_head, int64_t tile);
   void NoteNonFinite(int64_t position) {

@@ -25,6 +25,9 @@ SegmentPlan PlanSegments(const KvCache& cache, std::span<const BatchSlice> slice
       if (coded_kind && cache.options().recent == 0) {
         s.sees_own_codes = strict;
         s.chunk_tiles = !strict;
+        // Rows see position + 1, .. end codes: all of them stored alike.
+        if (strict && kind == CacheKind::kSimulated)
+          end = std::min(end, cache.options().simulated->ChangesAfter(position + 1) - 1);
       } else if (coded_kind && strict) {  // up to the first position that must see more codes
         end = position + 1;
         while (end < slice_end && cache.CodedEndBefore(end) <= coded) ++end;

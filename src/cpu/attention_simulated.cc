@@ -20,9 +20,9 @@ void SimulatedCodes::Place(int64_t begin, int64_t end, const float* keys, const 
   }
 }
 
-void SimulatedCodes::Encode(int64_t begin, int64_t end, Scratch& scratch) {
+void SimulatedCodes::Encode(int64_t begin, int64_t end, int64_t coded, Scratch& scratch) {
   const ExactLayout layout = Layout(cache_);
-  const SimulatedHead& head = cache_.options().simulated->head(layer_, kv_head_);
+  const SimulatedHead& head = cache_.options().simulated->head(layer_, kv_head_).At(coded);
   const int64_t dim = layout.head_dim, before = std::min<int64_t>(head.history_tokens(), begin);
   scratch.keys.resize(static_cast<size_t>((end - begin) * dim));
   scratch.values.resize(static_cast<size_t>(std::max(end - begin, before) * dim));

@@ -28,8 +28,12 @@ class SimulatedCodes {
   /// [head_dim], `stride` floats apart; latents have no values.
   void Place(int64_t begin, int64_t end, const float* keys, const float* values, int64_t stride);
   /// Second step, once every token up to `end` is in its place: tokens [begin, end) of one page become what
-  /// their codes read as.
-  void Encode(int64_t begin, int64_t end, Scratch& scratch);
+  /// their codes read as in a sequence of `coded` coded tokens.
+  void Encode(int64_t begin, int64_t end, int64_t coded, Scratch& scratch);
+  /// Whether codes are stored otherwise once there are `coded` of them, where there were `before`.
+  bool Changes(int64_t before, int64_t coded) const {
+    return cache_.options().simulated->head(layer_, kv_head_).ChangesAfter(before) <= coded;
+  }
 
  private:
   // The tile of page `page` that holds the tokens as they were.

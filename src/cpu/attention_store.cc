@@ -1,5 +1,6 @@
 // What a batch leaves in the cache: exact tokens as they come, codes as they leave the window.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "src/cpu/attention_op_impl.h"
@@ -49,10 +50,35 @@ void AttentionOp::Impl::Encode(const Segment& s, int kv_head, int64_t begin, int
 }
 
 /// Second step of a simulated cache's encoding: tokens [begin, end) of one page, which Encode has put in
-/// their places (as it has those that they depend on).
+/// their places (as it has those that they depend on), as they are stored among `coded` codes.
 void AttentionOp::Impl::SimulateCodes(const Segment& s, int kv_head, int64_t begin, int64_t end,
-                                      AttentionWorker& w) {
-  if (end > begin) SimulatedCodes(cache, s.slice->sequence, layer, kv_head).Encode(begin, end, w.simulated);
+                                      int64_t coded, AttentionWorker& w) {
+  if (end > begin)
+    SimulatedCodes(cache, s.slice->sequence, layer, kv_head).Encode(begin, end, coded, w.simulated);
+}
+
+/// Codes of before a segment become what they are among those that it adds: narrower, where the method
+/// narrows codes as memory fills.
+void AttentionOp::Impl::ChangeCodes(const std::vector<Segment*>& wave) {
+  struct Work {
+    Segment* s;
+    int64_t page;
+  };
+  std::vector<Work> work;
+  for (Segment* s : wave) {
+    const int64_t after = s->sees_own_codes ? s->end() : s->coded_after;
+    if (after <= s->coded || cache.options().simulated->ChangesAfter(s->coded) > after) continue;
+    for (int64_t page = 0; page * kPageTokens < s->coded; ++page) work.push_back({s, page});
+  }
+  if (work.empty()) return;
+  pool.Run(static_cast<int64_t>(work.size()) * kv_heads, [&](int64_t i, int worker) {
+    const Segment& s = *work[i / kv_heads].s;
+    const int64_t begin = work[i / kv_heads].page * kPageTokens;
+    const int kv_head = static_cast<int>(i % kv_heads);
+    const int64_t after = s.sees_own_codes ? s.end() : s.coded_after;
+    if (!SimulatedCodes(cache, s.slice->sequence, layer, kv_head).Changes(s.coded, after)) return;
+    SimulateCodes(s, kv_head, begin, std::min(s.coded, begin + kPageTokens), after, workers[worker]);
+  });
 }
 
 void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
@@ -109,8 +135,12 @@ void AttentionOp::Impl::StoreSegment(const std::vector<Segment*>& wave) {
     const int64_t page = stores[i / kv_heads].page;
     if (!s.sees_own_codes) return;
     SimulateCodes(s, static_cast<int>(i % kv_heads), std::max(s.position, page * kPageTokens),
-                  std::min(s.end(), (page + 1) * kPageTokens), workers[worker]);
+                  std::min(s.end(), (page + 1) * kPageTokens), s.end(), workers[worker]);
   });
+  std::vector<Segment*> own;
+  std::copy_if(wave.begin(), wave.end(), std::back_inserter(own),
+               [](const Segment* s) { return s->sees_own_codes; });
+  ChangeCodes(own);
 }
 
 /// Encodes what leaves the window, and keeps what stays of a chunk's scratch tiles in the window ring.
@@ -149,8 +179,12 @@ void AttentionOp::Impl::Flush(const std::vector<Segment*>& wave) {
     const Segment& s = *work[i / kv_heads].s;
     const int64_t page = work[i / kv_heads].page;
     SimulateCodes(s, static_cast<int>(i % kv_heads), std::max(s.coded, page * kPageTokens),
-                  std::min(s.coded_after, (page + 1) * kPageTokens), workers[worker]);
+                  std::min(s.coded_after, (page + 1) * kPageTokens), s.coded_after, workers[worker]);
   });
+  std::vector<Segment*> flushed;
+  std::copy_if(wave.begin(), wave.end(), std::back_inserter(flushed),
+               [](const Segment* s) { return !s->sees_own_codes; });
+  ChangeCodes(flushed);
 }
 
 }  // namespace blockgtq::cpu

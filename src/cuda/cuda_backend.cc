@@ -98,6 +98,7 @@ class CudaBackend : public Backend {
   CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
   int64_t prompt_batch() const override { return kPromptBatch; }
 
+  bool has_attention_probes() const override { return true; }
   bool Has(Operation operation) const override {
     return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer &&
            operation != Operation::kLatentAttention;
@@ -124,23 +125,25 @@ class CudaBackend : public Backend {
   std::string_view fast_activations() const override { return "fp16"; }
 
   Status Step(const StepInput& input, const std::function<Status()>& forward) override {
-    AttentionOp& op = *static_cast<CudaCacheBinding*>(input.cache)->op;
+    AttentionOp& op = OpOf(input.cache);
     BGTQ_RETURN_IF_ERROR(TakeError());
     BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
     BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
     step_ = &op;
     const auto launch = [&]() -> Status {
       BGTQ_RETURN_IF_ERROR(forward());
       return TakeError();
     };
-    const bool graph = op.batch().decode() && !input.observed;
-    Status status = graph ? graphs_.Run({&op, op.shape()}, launch) : launch();
-    if (status.ok()) status = op.EndStep();
-    if (status.ok() && !graph) {
-      status = device_->Synchronize();
-      if (status.ok()) status = op.TakeErrors();
-    }
-    return status;
+    const bool graph = op.batch().decode() && !input.observed && input.probed.empty();
+    BGTQ_RETURN_IF_ERROR(graph ? graphs_.Run({&op, op.shape()}, launch) : launch());
+    BGTQ_RETURN_IF_ERROR(op.EndStep());
+    if (graph) return Status::Ok();
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).EndStep());
+    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
+    BGTQ_RETURN_IF_ERROR(op.TakeErrors());
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).TakeErrors());
+    return Status::Ok();
   }
 
   void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
@@ -249,9 +252,9 @@ class CudaBackend : public Backend {
     }
     CudaActivations& out = Cast(*call.out);
     BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
-    return static_cast<CudaCacheBinding*>(call.cache)
-        ->op->Run(call, {Cast(*call.queries).full(), Cast(*call.keys).full(), Cast(*call.values).full(),
-                         out.high()});
+    return OpOf(call.cache)
+        .Run(call,
+             {Cast(*call.queries).full(), Cast(*call.keys).full(), Cast(*call.values).full(), out.high()});
   }
 
   void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
@@ -318,6 +321,8 @@ class CudaBackend : public Backend {
         graphs_(*device_),
         matmul_(device_->limits().processors),
         experts_(*device_) {}
+
+  static AttentionOp& OpOf(CacheBinding* cache) { return *static_cast<CudaCacheBinding*>(cache)->op; }
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;

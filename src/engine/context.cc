@@ -99,7 +99,7 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
       tokens_,       slices_, binding_.get(), options.observer, probe != nullptr ? &attention : nullptr,
       options.layers};
   const StepInput input{tokens_, slices_, binding_.get(),
-                        options.observer != nullptr || probe != nullptr || partial};
+                        options.observer != nullptr || probe != nullptr || partial, bindings};
   BGTQ_RETURN_IF_ERROR(model_.backend().Step(input, [&] { return model_.model().Forward(batch, *hidden_); }));
   for (const BatchSlice& slice : slices_) {
     cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));

@@ -93,7 +93,7 @@ Result<std::shared_ptr<const SimulatedHeads>> ObtainSimulated(
                           ObtainPlan(model, packed, bundled_text, log, progress));
     *simulated = SimulatePlan(model.config(), *plan, choice.recipe);
   } else {
-    const RecipeOptions bits{choice.k_bits, choice.v_bits, choice.plan_seed};
+    const RecipeOptions bits{choice.k_bits, choice.v_bits, choice.plan_seed, choice.memory_tokens};
     BGTQ_RETURN_IF_ERROR(CheckRecipeBits(model, *recipe, bits));
     std::vector<HeadCalibration> measured;
     if (recipe->calibrated) {
@@ -107,6 +107,12 @@ Result<std::shared_ptr<const SimulatedHeads>> ObtainSimulated(
       fmt::format("recipe {}: simulated: no packed kernel, its speed and memory mean nothing; {:.2f} bytes a "
                   "token a head would be stored",
                   choice.recipe, simulated->bytes_per_token_per_head()));
+  if (choice.memory_tokens > 0) {
+    std::string steps;
+    for (const auto& [coded, bytes] : simulated->BytesByLength())
+      steps += fmt::format("{}{:.2f} from {}", steps.empty() ? "" : ", ", bytes, coded);
+    log(fmt::format("recipe {}: bytes a token a head by coded tokens: {}", choice.recipe, steps));
+  }
   return std::shared_ptr<const SimulatedHeads>(std::move(simulated));
 }
 

@@ -17,6 +17,7 @@ struct CacheChoice {
   double k_bits = 3, v_bits = 3;
   std::string plan_file;                      // empty: beside the model, or made
   uint64_t plan_seed = RecipeOptions().seed;  // of a plan that is made
+  int64_t memory_tokens = 0;                  // RecipeOptions::memory_tokens
   int sinks = 4, recent = 64;
   std::shared_ptr<const SimulatedHeads> simulated;  // what ObtainSimulated gave
 };

@@ -145,6 +145,10 @@ nlohmann::json DepthJson(std::span<const StudiedCache> caches, const DepthStudy&
                             {"kld_median", f.kld_median},
                             {"top1", f.top1},
                             {"top10_overlap", f.top10_overlap}};
+      if (cache.memory_tokens > 0) {
+        const int64_t coded = std::max<int64_t>(f.depth - caches[c].protection.recent, 0);
+        row["bytes_at_depth"] = cache.simulated->bytes_per_token_per_head(coded);
+      }
       if (!f.attention.empty()) {
         row["attention_error"] = f.attention_mean();
         row["attention_error_per_layer"] = f.attention;

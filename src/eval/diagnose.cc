@@ -116,6 +116,7 @@ KeyErrors MeanOf(const std::vector<KeyErrors>& layers) {
     mean.mae += e.mae / count;
     mean.kl += e.kl / count;
     mean.overlap += e.overlap / count;
+    mean.latent_mae += e.latent_mae / count;
   }
   return mean;
 }
@@ -130,8 +131,11 @@ DiagnosedStorage Figures(const KeyStorage& storage, std::vector<KeyErrors> layer
   out.mean = MeanOf(layers);
   out.layers = std::move(layers);
   out.block_widths = storage.block_widths;
-  if (!storage.block_widths.empty())
-    for (int l = 0; l < storage.heads.layers; ++l) out.fingerprint.push_back(storage.Fingerprint(l));
+  if (storage.block_widths.empty()) return out;
+  for (int l = 0; l < storage.heads.layers; ++l) {
+    out.fingerprint.push_back(storage.Fingerprint(l));
+    if (storage.latent_dims > 0) out.latent_fingerprint.push_back(storage.LatentFingerprint(l));
+  }
   return out;
 }
 
@@ -182,6 +186,7 @@ Result<DiagnoseResult> Diagnose(LoadedModel& model, std::string_view calibration
   result.layers = config.layers;
   result.kv_heads = config.kv_heads;
   result.head_dim = config.head_dim;
+  result.latent_dims = config.latent.rank;
   result.calibration_tokens = static_cast<int64_t>(calibration.size());
   result.scored_tokens = static_cast<int64_t>(scored.size());
   result.rows = panel.rows;

@@ -29,9 +29,11 @@ struct DiagnoseOptions {
 };
 
 struct KeyErrors {
-  double mae = 0;      // mean absolute error of unscaled RoPE logits
-  double kl = 0;       // mean divergence of the softmax, nats
-  double overlap = 0;  // mean share of the ten most attended tokens kept
+  double mae = 0;  // mean absolute error of unscaled RoPE logits; in a cache of latents, of the rope key's
+                   // part of them
+  double kl = 0;   // mean divergence of the softmax, nats
+  double overlap = 0;     // mean share of the ten most attended tokens kept
+  double latent_mae = 0;  // mean absolute error of the latent's part of unscaled logits; 0 without latents
 };
 
 /// One storage's figures.
@@ -40,9 +42,10 @@ struct DiagnosedStorage {
   double k_bits = 0, k_bytes = 0;
   bool simulated = false;
   std::vector<KeyErrors> layers;
-  KeyErrors mean;                                  // over layers
-  std::vector<std::array<double, 8>> fingerprint;  // [layers]; empty without a plan
-  std::vector<std::vector<int>> block_widths;      // [layers * kv_heads][head_dim / 2]; empty without a plan
+  KeyErrors mean;                                         // over layers
+  std::vector<std::array<double, 8>> fingerprint;         // [layers]; empty without a plan
+  std::vector<std::array<double, 8>> latent_fingerprint;  // [layers], of the latent; empty without one
+  std::vector<std::vector<int>> block_widths;  // [layers * kv_heads][head_dim / 2]; empty without a plan
 };
 
 /// Layers in which one storage is strictly better than another.
@@ -60,6 +63,7 @@ struct DiagnosedRow {
 struct DiagnoseResult {
   std::string architecture;
   int layers = 0, kv_heads = 0, head_dim = 0;
+  int latent_dims = 0;  // the last of head_dim that are a latent (MLA); 0: none are
   int64_t calibration_tokens = 0, scored_tokens = 0;
   std::vector<DiagnosedStorage> storages;
   std::vector<DiagnosedRow> rows;

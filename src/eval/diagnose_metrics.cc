@@ -65,16 +65,19 @@ OffsetRotations::OffsetRotations(const RopeTable& rope) {
 KeyErrorSums& KeyErrorSums::operator+=(const KeyErrorSums& other) {
   logit_error += other.logit_error;
   logits += other.logits;
+  latent_error += other.latent_error;
   kl += other.kl;
   overlap += other.overlap;
   queries += other.queries;
   return *this;
 }
 
-QueryHead::QueryHead(std::span<const float> queries, std::span<const float> keys, int head_dim, float scale)
+QueryHead::QueryHead(std::span<const float> queries, std::span<const float> keys, int head_dim, float scale,
+                     int latent_dims)
     : queries_(queries),
       keys_(keys),
       dim_(head_dim),
+      latent_dims_(latent_dims),
       tokens_(static_cast<int64_t>(keys.size()) / head_dim),
       scale_(scale),
       log_p_(static_cast<size_t>(tokens_ * tokens_)),
@@ -108,7 +111,8 @@ void QueryHead::AddLogitErrors(std::span<const float> decoded, const OffsetRotat
     const float* k = &keys_[static_cast<size_t>(t * dim_)];
     const float* z = &decoded[static_cast<size_t>(t * dim_)];
     std::array<float, kLogitOffsets> error{};
-    for (int block = 0; block < dim_ / 2; ++block) {
+    const int rope_dims = dim_ - latent_dims_;
+    for (int block = 0; block < rope_dims / 2; ++block) {
       // (R_o q)' e of the block = cos(o theta) a + sin(o theta) b
       const int x = 2 * block, y = x + 1;
       const float ex = k[x] - z[x], ey = k[y] - z[y];
@@ -118,6 +122,9 @@ void QueryHead::AddLogitErrors(std::span<const float> decoded, const OffsetRotat
     }
     for (float e : error) sums.logit_error += std::abs(e);
     sums.logits += kLogitOffsets;
+    double latent = 0;
+    for (int d = rope_dims; d < dim_; ++d) latent += q[d] * (k[d] - z[d]);
+    sums.latent_error += std::abs(latent);
   }
 }
 

@@ -33,11 +33,12 @@ class OffsetRotations {
 
 /// Sums over the queries of one head; their means are what is reported.
 struct KeyErrorSums {
-  double logit_error = 0;  // |q' R k - q' R k^|, unscaled logits
-  int64_t logits = 0;      // tokens x offsets
-  double kl = 0;           // nats, of the softmax over the tokens a query sees
-  double overlap = 0;      // share of the kTopKeys most attended tokens that stay among them
-  int64_t queries = 0;     // that see more than kTopKeys tokens: over these kl and overlap are summed
+  double logit_error = 0;   // |q' R k - q' R k^|, unscaled logits; of latents' heads the rope key's part
+  int64_t logits = 0;       // tokens x offsets
+  double latent_error = 0;  // |q' k - q' k^| of the latent's dims, a token each
+  double kl = 0;            // nats, of the softmax over the tokens a query sees
+  double overlap = 0;       // share of the kTopKeys most attended tokens that stay among them
+  int64_t queries = 0;      // that see more than kTopKeys tokens: over these kl and overlap are summed
   KeyErrorSums& operator+=(const KeyErrorSums& other);
 };
 
@@ -46,7 +47,9 @@ class QueryHead {
  public:
   /// queries, keys  [tokens, head_dim] post-RoPE, block order, row i at position i; must outlive the head
   /// scale          of the logits before the softmax
-  QueryHead(std::span<const float> queries, std::span<const float> keys, int head_dim, float scale);
+  /// latent_dims    last dims of a key that are a latent (MLA); they do not rotate
+  QueryHead(std::span<const float> queries, std::span<const float> keys, int head_dim, float scale,
+            int latent_dims = 0);
 
   /// decoded: [tokens, head_dim], as keys.
   KeyErrorSums Errors(std::span<const float> decoded, const OffsetRotations& rotations) const;
@@ -57,7 +60,7 @@ class QueryHead {
   void AddAttentionErrors(std::span<const float> decoded, KeyErrorSums& sums) const;
 
   std::span<const float> queries_, keys_;
-  int dim_;
+  int dim_, latent_dims_;
   int64_t tokens_;
   float scale_;
   // Of exact keys, of the queries from kTopKeys on.

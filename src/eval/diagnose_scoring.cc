@@ -56,9 +56,9 @@ class ScoringObserver : public AttentionObserver {
     std::vector<std::vector<KeyErrors>> means(sums_.size());
     for (size_t s = 0; s < sums_.size(); ++s) {
       for (const KeyErrorSums& sum : sums_[s]) {
-        const double queries = static_cast<double>(sum.queries);
-        means[s].push_back(
-            {sum.logit_error / static_cast<double>(sum.logits), sum.kl / queries, sum.overlap / queries});
+        const double queries = static_cast<double>(sum.queries), logits = static_cast<double>(sum.logits);
+        means[s].push_back({sum.logit_error / logits, sum.kl / queries, sum.overlap / queries,
+                            sum.latent_error * kLogitOffsets / logits});
       }
     }
     return means;
@@ -115,7 +115,7 @@ class ScoringObserver : public AttentionObserver {
       const size_t kv_head = static_cast<size_t>(h / group);
       const QueryHead head(std::span<const float>(queries_).subspan(h * HeadFloats(), HeadFloats()),
                            std::span<const float>(keys_).subspan(kv_head * HeadFloats(), HeadFloats()),
-                           config_.head_dim, config_.attention_scale);
+                           config_.head_dim, config_.attention_scale, config_.latent.rank);
       for (size_t s = 0; s < storages_.size(); ++s) {
         parts[s * config_.heads + h] = head.Errors(
             std::span<const float>(decoded_).subspan(s * all_heads + kv_head * HeadFloats(), HeadFloats()),

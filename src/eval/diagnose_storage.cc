@@ -77,11 +77,22 @@ BudgetGrid GridOf(const StorageSource& source, const std::string& recipe) {
 std::string KeyStorage::Name() const { return fmt::format("{} K{:g}", recipe, k_bits); }
 
 std::array<double, 8> KeyStorage::Fingerprint(int layer) const {
+  if (block_widths.empty()) return {};
+  return Shares(layer, 0, block_widths[0].size() - static_cast<size_t>(latent_dims) / 2);
+}
+
+std::array<double, 8> KeyStorage::LatentFingerprint(int layer) const {
+  if (block_widths.empty() || latent_dims == 0) return {};
+  return Shares(layer, block_widths[0].size() - static_cast<size_t>(latent_dims) / 2, block_widths[0].size());
+}
+
+std::array<double, 8> KeyStorage::Shares(int layer, size_t first_block, size_t end_block) const {
   std::array<double, 8> share{};
-  if (block_widths.empty()) return share;
   size_t blocks = 0;
   for (int h = 0; h < heads.kv_heads; ++h) {
-    for (int width : block_widths[static_cast<size_t>(layer) * heads.kv_heads + h]) {
+    const std::vector<int>& widths = block_widths[static_cast<size_t>(layer) * heads.kv_heads + h];
+    for (size_t block = first_block; block < end_block; ++block) {
+      const int width = widths[block];
       if (width >= 1 && width <= 8) share[static_cast<size_t>(width - 1)] += 1;
       ++blocks;
     }
@@ -122,6 +133,7 @@ Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string
   storage.recipe = recipe;
   storage.k_bits = k_bits;
   storage.simulated = found->kind == CacheKind::kSimulated;
+  storage.latent_dims = config.latent.rank;
   const RecipeOptions options = OptionsFor(config, *found, planned != nullptr, k_bits, source.seed);
   if (planned != nullptr) {
     BGTQ_ASSIGN_OR_RETURN(const Plan plan,

@@ -20,13 +20,19 @@ struct KeyStorage {
   double k_bytes = 0;      // stored bytes of a key a token a head, mean: norms, scales and padding included
   bool simulated = false;  // no packed kernel
   SimulatedHeads heads;
+  int latent_dims = 0;                         // the last of a key's dims that are a latent
   std::vector<std::vector<int>> block_widths;  // [layers * kv_heads][head_dim / 2]; empty without a plan
 
   /// "aligned K3".
   std::string Name() const;
   /// Share of blocks at each width 1..8 of a layer (index 0: 1 bit): the allocation's fingerprint. Zeros
-  /// without a plan.
+  /// without a plan. Of latents' heads the rope key's blocks.
   std::array<double, 8> Fingerprint(int layer) const;
+  /// The same of the latent's pairs of dims.
+  std::array<double, 8> LatentFingerprint(int layer) const;
+
+ private:
+  std::array<double, 8> Shares(int layer, size_t first_block, size_t end_block) const;
 };
 
 /// What storages are made from.

@@ -49,7 +49,8 @@ Result<Protection> ParseProtection(const std::string& text) {
 std::string TestedCache::Name() const {
   const Result<const Recipe*> found = FindRecipe(recipe);
   if (found.ok() && (*found)->k_bits > 0) return recipe;
-  return fmt::format("{} {}{}{}", recipe, BitsName(k_bits, v_bits), file.empty() ? "" : " of ", file);
+  return fmt::format("{} {}{}{}{}", recipe, BitsName(k_bits, v_bits), file.empty() ? "" : " of ", file,
+                     memory_tokens > 0 ? fmt::format(" in {} tokens", memory_tokens) : "");
 }
 
 double TestedCache::bytes_per_token_per_head() const {
@@ -90,6 +91,7 @@ Result<TestedCache> MakeTestedCache(const LoadedModel& model, std::span<const He
   TestedCache cache{.recipe = recipe, .k_bits = bits.k_bits, .v_bits = bits.v_bits, .seed = bits.seed};
   if (found->kind == CacheKind::kSimulated) {
     BGTQ_ASSIGN_OR_RETURN(SimulatedHeads heads, MakeSimulated(model, measured, recipe, bits));
+    cache.memory_tokens = bits.memory_tokens;
     cache.simulated = std::make_shared<const SimulatedHeads>(std::move(heads));
   } else {
     BGTQ_ASSIGN_OR_RETURN(cache.plan, MakePlan(model, measured, recipe, bits));

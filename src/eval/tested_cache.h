@@ -31,8 +31,10 @@ struct TestedCache {
   std::optional<Plan> plan{};                         // packed recipes
   std::shared_ptr<const SimulatedHeads> simulated{};  // simulated ones
   std::string file{};                                 // of a plan that was read: its name without the folder
+  int64_t memory_tokens = 0;                          // RecipeOptions::memory_tokens
 
-  /// "aligned K3V3", "aligned K3V3 of my.safetensors"; a format of one width has its name alone.
+  /// "aligned K3V3", "aligned K3V3 of my.safetensors", "pmkvq K3V3 in 4096 tokens"; a format of one width has
+  /// its name alone.
   std::string Name() const;
   /// Stored, K + V, norms and padding included.
   double bytes_per_token_per_head() const;

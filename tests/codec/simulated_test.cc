@@ -10,8 +10,11 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "src/codec/recipe.h"
@@ -280,6 +283,91 @@ TEST(PmKvq, ValuesReadWithinHalfAStep) {
   const double step = (*high - *low) / 15;
   EXPECT_LT(LargestDifference(values, read), 0.56 * step);
   EXPECT_GT(LargestDifference(values, read), 0.4 * step);
+}
+
+/// PM-KVQ's memory of one vector as codes that are narrowed in place, in double but for what is stored in
+/// bf16: scale, zero point and what is read.
+class NarrowedVector {
+ public:
+  explicit NarrowedVector(const std::vector<float>& x) {
+    const auto [low, high] = std::minmax_element(x.begin(), x.end());
+    zero_ = Bf16(*low);
+    scale_ = Bf16((double{*high} - *low) / 65535);
+    for (const float v : x) codes_.push_back(std::clamp(std::round((v - zero_) / scale_), 0.0, 65535.0));
+  }
+  void Halve() {
+    const double range = std::exp2(bits_) - 1, narrow = std::exp2(bits_ / 2) - 1;
+    for (double& code : codes_) code = std::round(code / range * narrow);
+    scale_ = Bf16(scale_ * (range / narrow));
+    bits_ /= 2;
+  }
+  int bits() const { return bits_; }
+  float Read(size_t i) const { return Bf16(codes_[i] * scale_ + zero_); }
+
+ private:
+  static float Bf16(double x) {  // 8 bits of mantissa, ties to even
+    int exponent = 0;
+    const double m = std::frexp(x, &exponent);
+    return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8));
+  }
+  int bits_ = 16;
+  double zero_ = 0, scale_ = 0;
+  std::vector<double> codes_;
+};
+
+// Keys of 2 bits and values of 4 at last, memory for 80 tokens: keys have room for 10 tokens of 16 bits, 20
+// of 8, 40 of 4; values for 20 of 16, 40 of 8. Each token's codes are kept and narrowed as the sequence
+// outgrows them.
+TEST(PmKvq, CodesAreNarrowedInPlaceAsMemoryFills) {
+  // Pairs of size 1: smoothing divides by 1, whatever its exponent.
+  std::vector<float> unit(kCalibrationTokens * kDim, 0.0f);
+  for (size_t i = 0; i < unit.size(); i += 2) unit[i] = 1;
+  const Result<SimulatedHeads> heads =
+      SimulateSix(Named("pmkvq"), {.k_bits = 2, .v_bits = 4, .memory_tokens = 80},
+                  Calibration(unit, test::Normals(kCalibrationTokens * kDim, 6), kDim), kDim);
+  ASSERT_TRUE(heads.ok()) << heads.status().message();
+  const SimulatedHead& head = heads->head(kMiddle, 0);
+  std::vector<std::vector<float>> vectors;
+  std::vector<NarrowedVector> keys, values;
+  int key_bits = 16, value_bits = 16;
+  for (int count = 1; count <= 100; ++count) {
+    vectors.push_back(test::Normals(kDim, 100 + count));
+    for (auto [side, bits, last] : {std::tuple{&keys, &key_bits, 2}, {&values, &value_bits, 4}}) {
+      side->emplace_back(vectors.back());
+      while (side->back().bits() > *bits) side->back().Halve();
+      if (count * *bits <= 80 * last || *bits == last) continue;
+      *bits /= 2;
+      for (NarrowedVector& v : *side) v.Halve();
+    }
+    const SimulatedHead& now = head.At(count);
+    EXPECT_EQ(now.bytes_per_token(), kDim * (key_bits + value_bits) / 8 + 2 * 4) << count;
+    for (const int t : {0, count / 2, count - 1}) {
+      std::vector<float> key = vectors[t], value = key;
+      now.RoundTripKeys({}, key, t);
+      now.RoundTripValues(value, t);
+      for (size_t d = 0; d < kDim; ++d) {
+        ASSERT_EQ(key[d], keys[t].Read(d)) << "key " << t << " of " << count << ", dim " << d;
+        ASSERT_EQ(value[d], values[t].Read(d)) << "value " << t << " of " << count << ", dim " << d;
+      }
+    }
+  }
+  const std::vector<std::pair<int64_t, double>> steps = {
+      {0, 128 + 128 + 8}, {11, 64 + 128 + 8}, {21, 32 + 64 + 8}, {41, 16 + 32 + 8}};
+  EXPECT_EQ(heads->BytesByLength(), steps);
+  EXPECT_EQ(heads->bytes_per_token_per_head(), 16 + 32 + 8);  // of full memory
+}
+
+TEST(PmKvq, MemoryForTokensIsItsAlone) {
+  for (const char* name : {"kivi", "q4_0", "sim:aligned"}) {
+    RecipeOptions options = OwnBits(Named(name), 4);
+    options.memory_tokens = 100;
+    const Status refused = SimulateSix(Named(name), options, RandomCalibration(kDim), kDim).status();
+    EXPECT_EQ(refused.code(), ErrorCode::kInvalidArgument) << name;
+    EXPECT_THAT(refused.message(), testing::HasSubstr("only pmkvq narrows"));
+  }
+  EXPECT_FALSE(CheckMemoryTokens(Named("pmkvq"), -1).ok());
+  EXPECT_FALSE(CheckMemoryTokens(Named("pmkvq"), std::numeric_limits<int64_t>::max()).ok());
+  EXPECT_TRUE(CheckMemoryTokens(Named("pmkvq"), 1).ok());
 }
 
 TEST(SimulatedTwin, ReadsWhatTheRecordsDecodeTo) {

@@ -48,10 +48,12 @@ class Caches {
   }
 
   /// A context of a recipe's cache; its plan lives as long as this.
-  std::unique_ptr<Context> Make(const std::string& name, int sinks, int recent, int64_t tokens) {
+  std::unique_ptr<Context> Make(const std::string& name, int sinks, int recent, int64_t tokens,
+                                int64_t memory_tokens = 0) {
     const Recipe& recipe = **FindRecipe(name);
     RecipeOptions bits;
     if (recipe.k_bits > 0) bits = {recipe.k_bits, recipe.v_bits};
+    bits.memory_tokens = memory_tokens;
     CacheOptions options;
     options.kind = recipe.kind;
     options.sinks = sinks;
@@ -86,19 +88,23 @@ TEST_P(SimulatedTinyModel, StrictScoringEqualsDecodingOneTokenAtATime) {
   struct Case {
     const char* recipe;
     int sinks, recent;
+    int64_t memory_tokens = 0;
   };
   for (const Case& c : {Case{"kivi", 0, 128},
                         {"kivi", 4, 32},
                         {"kivi-scale-only", 0, 0},
                         {"kivi-scale-only", 4, 64},
                         {"pmkvq", 1, 128},
+                        {"pmkvq", 0, 0, 300},
+                        {"pmkvq", 1, 64, 200},
                         {"q4_0", 4, 0},
                         {"fp8", 0, 0},
                         {"turboquant-3bit", 0, 64},
                         {"sim:paper", 0, 0}}) {
     if (std::string_view(c.recipe) == "q4_0" && model->config().head_dim % 32 != 0) continue;
-    SCOPED_TRACE(testing::Message() << c.recipe << " sinks " << c.sinks << " recent " << c.recent);
-    const auto context = caches.Make(c.recipe, c.sinks, c.recent, 384);
+    SCOPED_TRACE(testing::Message() << c.recipe << " sinks " << c.sinks << " recent " << c.recent
+                                    << " memory " << c.memory_tokens);
+    const auto context = caches.Make(c.recipe, c.sinks, c.recent, 384, c.memory_tokens);
     ASSERT_NE(context, nullptr);
     const std::vector<float> scored = RunAll(*context, ids, {.strict = true}, 200);
     const std::vector<float> decoded = RunAll(*context, ids, {}, 1);

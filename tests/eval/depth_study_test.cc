@@ -112,6 +112,33 @@ TEST_F(DepthStudyTest, DivergenceIsThatOfTheLogitsOfTheBandsPositions) {
   EXPECT_GT(study.caches[1][1].kld, 0.001);
 }
 
+// At 60 of 320 tokens codes of 2 bits at last still have 8, others more; at 320 it is the cache of full
+// memory.
+TEST_F(DepthStudyTest, ANarrowingCacheIsJudgedAsItIsAtEachDepth) {
+  const auto measured = Measure(*model_, std::span(tokens_).first(400), {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  tested_.clear();
+  for (const int64_t memory : {0, 320}) {
+    Result<TestedCache> cache = MakeTestedCache(*model_, *measured, "pmkvq", {4, 4, 2, memory});
+    ASSERT_TRUE(cache.ok()) << cache.status().message();
+    tested_.push_back(std::move(cache).value());
+  }
+  EXPECT_EQ(tested_[1].Name(), "pmkvq K4V4 in 320 tokens");
+  caches_ = {{&tested_[0], {}}, {&tested_[1], {}}};
+  options_.depths = {60, 320};
+  options_.texts = 1;
+  const DepthStudy study = Run();
+  EXPECT_LT(study.caches[1][0].attention_mean(), 0.1 * study.caches[0][0].attention_mean());
+  EXPECT_LT(study.caches[1][0].kld, 0.1 * study.caches[0][0].kld);
+  EXPECT_NEAR(study.caches[1][1].attention_mean() / study.caches[0][1].attention_mean(), 1, 1e-3);
+  const nlohmann::json rows = DepthJson(caches_, study)["rows"];
+  const double full = tested_[0].bytes_per_token_per_head();
+  EXPECT_FALSE(rows[0].contains("bytes_at_depth"));
+  EXPECT_GT(rows[2]["bytes_at_depth"].get<double>(), 2 * full);
+  EXPECT_EQ(rows[3]["bytes_at_depth"].get<double>(), full);
+  EXPECT_EQ(rows[3]["bytes_per_token_per_head"].get<double>(), full);
+}
+
 TEST_F(DepthStudyTest, AttentionsErrorIsThatOfOutputsOnTheExactRunsInputs) {
   options_.texts = 1;
   const DepthStudy study = Run();

@@ -215,6 +215,14 @@ class DiagnoseOfATinyModel : public testing::Test {
     EXPECT_TRUE(result.ok()) << result.status().message();
     return result.ok() ? *result : DiagnoseResult{};
   }
+  /// The first 256 tokens of a text, as the panel takes them.
+  std::vector<Token> FirstIds(std::string_view text) const {
+    std::vector<Token> ids = model_->tokenizer().Encode(text.substr(0, 4096), false);
+    const std::vector<Token> start = model_->PromptStart(nullptr);
+    ids.insert(ids.begin(), start.begin(), start.end());
+    ids.resize(256);
+    return ids;
+  }
   static const DiagnosedStorage& Find(const DiagnoseResult& r, const std::string& name) {
     for (const DiagnosedStorage& d : r.storages)
       if (d.name == name) return d;
@@ -298,6 +306,81 @@ TEST_F(DiagnoseOfATinyModel, EqualsAPlainLoopOverChunksHeadsAndTokens) {
   for (size_t l = 0; l < error.size(); ++l)
     EXPECT_NEAR(error[l] / (2.0 * 256 * c.heads * 50) / result.storages[0].layers[l].mae, 1, 1e-4)
         << "layer " << l;
+}
+
+// A cache of latents: the rope key's logits at all offsets, the latent's plain product, both from the
+// absorbed queries that its attention sees.
+TEST_F(DiagnoseOfATinyModel, OfLatentsTellsTheRopeKeyFromTheLatent) {
+  model_ = OpenModel(TinyModelPath("deepseek_v2"));
+  const ModelConfig& c = model_->config();
+  ASSERT_EQ(c.latent.rank, 32);
+  ASSERT_EQ(c.head_dim, 16 + 32);
+  options_.tokens = 256;
+  options_.recipes = {"paper"};
+  options_.k_bits = {3};
+  const DiagnoseResult result = Run();
+  ASSERT_EQ(result.storages.size(), 1u);
+  EXPECT_EQ(result.latent_dims, 32);
+
+  const std::vector<Token> scored = FirstIds(BundledScoringText()),
+                           calibration = FirstIds(BundledCalibrationText());
+  const auto measured = Measure(*model_, calibration, {});
+  ASSERT_TRUE(measured.ok()) << measured.status().message();
+  const auto plan = MakePlan(*model_, *measured, "paper", {3, 1, 2});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const auto context = MakeContext(*model_, {.kind = CacheKind::kFloat, .max_tokens = 256});
+  Recorder recorder;
+  recorder.heads = c.heads;
+  recorder.kv_heads = 1;
+  recorder.dim = c.head_dim;
+  const SequenceTokens item{*context->cache().AddSequence(), scored};
+  ASSERT_TRUE(context->Run({&item, 1}, {.observer = &recorder}).ok());
+  const auto rope = std::make_shared<RopeTable>(c.rope);
+  rope->Reserve(256);
+  const size_t dim = static_cast<size_t>(c.head_dim);
+  for (int l = 0; l < c.layers; ++l) {
+    const auto codec = SimulatePlannedHead(plan->head(l, 0), rope);
+    double rope_error = 0, latent_error = 0;
+    for (int64_t t = 0; t < 256; ++t) {
+      std::vector<float> key(dim), query(dim);
+      rope->Rotate(&recorder.keys[static_cast<size_t>(l)][static_cast<size_t>(t) * dim], t, key.data());
+      std::vector<float> decoded = key;
+      codec->RoundTripKeys({}, decoded, t);
+      for (int h = 0; h < c.heads; ++h) {
+        rope->Rotate(&recorder.queries[static_cast<size_t>(l)][static_cast<size_t>(t * c.heads + h) * dim], t,
+                     query.data());
+        double latent = 0;
+        for (size_t d = 16; d < dim; ++d) latent += double{query[d]} * (key[d] - decoded[d]);
+        latent_error += std::abs(latent);
+        for (int o = 0; o < 50; ++o) {
+          double logit = 0;
+          for (size_t b = 0; b < 8; ++b) {
+            const double a = (-1024 + 2048.0 * o / 49) * rope->frequencies()[b];
+            const size_t x = 2 * b, y = x + 1;
+            logit += (query[x] * std::cos(a) - query[y] * std::sin(a)) * (key[x] - decoded[x]) +
+                     (query[x] * std::sin(a) + query[y] * std::cos(a)) * (key[y] - decoded[y]);
+          }
+          rope_error += std::abs(logit);
+        }
+      }
+    }
+    const KeyErrors& errors = result.storages[0].layers[static_cast<size_t>(l)];
+    EXPECT_NEAR(rope_error / (256.0 * c.heads * 50) / errors.mae, 1, 1e-4) << "layer " << l;
+    EXPECT_NEAR(latent_error / (256.0 * c.heads) / errors.latent_mae, 1, 1e-4) << "layer " << l;
+    EXPECT_GT(errors.latent_mae, 0) << "layer " << l;
+  }
+  // Each part spends its own budget: 3 bits a dim.
+  for (const auto* parts : {&result.storages[0].fingerprint, &result.storages[0].latent_fingerprint}) {
+    ASSERT_EQ(parts->size(), static_cast<size_t>(c.layers));
+    for (const auto& layer : *parts) {
+      double bits = 0;
+      for (size_t w = 0; w < 8; ++w) bits += static_cast<double>(w + 1) * layer[w];
+      EXPECT_NEAR(bits, 3, 1e-12);
+    }
+  }
+  const std::string tables = DiagnoseTables(result);
+  for (const char* part : {"MAE of the latent", "latent MAE paper K3", "Share of the latent's pairs of dims"})
+    EXPECT_NE(tables.find(part), std::string::npos) << part;
 }
 
 TEST_F(DiagnoseOfATinyModel, MoreBitsAreBetterAndThreadsChangeNothing) {
