@@ -54,6 +54,10 @@ class ModelSource {
   const std::string& architecture() const { return architecture_; }
   const ModelKeys& keys() const { return keys_; }
   std::span<const ModelTensor> tensors() const { return tensors_; }
+  /// Whoever opens the model, before it is loaded: the longest sequence that its RoPE is to be made for,
+  /// where that changes with the length (dynamic, longrope); 0: the length that it was trained on.
+  void SetRopeContext(int64_t tokens) { rope_context_ = tokens; }
+  int64_t rope_context() const { return rope_context_; }
   /// The channels that RoPE pairs, in the stored rows of Q and K, of a family that has `gguf` in GGUF files:
   /// conversion to GGUF reorders the rows of some families.
   virtual RopePairing StoredPairing(RopePairing gguf) const = 0;
@@ -81,6 +85,7 @@ class ModelSource {
   std::vector<ModelTensor> tensors_;
 
  private:
+  int64_t rope_context_ = 0;
   std::map<std::string_view, const ModelTensor*> by_name_;
   mutable std::set<const ModelTensor*> taken_;
 };

@@ -121,7 +121,7 @@ std::string_view AfterLast(std::string_view text, std::string_view mark) {
   return at == std::string_view::npos ? text : text.substr(at + mark.size());
 }
 
-std::string RenderQwen3(Messages messages, Tools tools) {
+std::string RenderQwen3(const RecognizedTemplate& chat, Messages messages, Tools tools) {
   // The last question: the last user message that is no tool's response in disguise.
   size_t last_query = messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;) {
@@ -166,7 +166,7 @@ std::string RenderQwen3(Messages messages, Tools tools) {
     }
     out.append(content).append("<|im_end|>\n");
   }
-  return out.append("<|im_start|>assistant\n");
+  return out.append(chat.generation);
 }
 
 Status MustAlternate(size_t message) {
@@ -261,6 +261,14 @@ std::string RenderPhi3NoSystem(std::span<const ChatMessage> messages) {
   return out;
 }
 
+std::string RenderPhi4Mini(std::span<const ChatMessage> messages) {
+  std::string out;
+  for (const ChatMessage& message : messages) {
+    out.append("<|").append(message.role).append("|>").append(message.content).append("<|end|>");
+  }
+  return out.append("<|assistant|>");
+}
+
 std::string RenderTulu(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
   std::string out;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -304,7 +312,7 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::spa
     case ChatTemplate::kChatMl:
       return RenderChatMl(chat_template, messages, tools);
     case ChatTemplate::kQwen3:
-      return RenderQwen3(messages, tools);
+      return RenderQwen3(chat_template, messages, tools);
     case ChatTemplate::kLlama3:
       return RenderLlama3(chat_template, messages);
     case ChatTemplate::kMistral:
@@ -321,6 +329,8 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::spa
       return RenderPhi3(messages);
     case ChatTemplate::kPhi3NoSystem:
       return RenderPhi3NoSystem(messages);
+    case ChatTemplate::kPhi4Mini:
+      return RenderPhi4Mini(messages);
     case ChatTemplate::kTulu:
       return RenderTulu(chat_template, messages);
   }

@@ -32,11 +32,25 @@ namespace {
   "else %}"                                                                                                 \
   "{{ '<|im_start|>' + message.role + '\\n' + content }}{% endif %}{% if message.tool_calls %}{% anything " \
   "%}"                                                                                                      \
-  "{% endif %}{{ '<|im_end|>\\n' }}{% elif message.role == 'tool' %}{% anything %}{% endfor %}"             \
-  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"                                          \
-  "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% "  \
-  "endif %}"                                                                                                \
+  "{% endif %}{{ '<|im_end|>\\n' }}{% elif message.role == 'tool' %}{% anything %}{% endfor %}"
+// The switch of thinking, of the models that have one; the others (2507) always think.
+#define BGTQ_QWEN3_OPEN                                                                                    \
+  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"                                         \
+  "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% " \
+  "endif %}"                                                                                               \
   "{% endif %}"
+#define BGTQ_QWEN3_THINK "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+#define BGTQ_QWEN3_LATER                                                                                \
+  BGTQ_QWEN3_START("message.content is string and ")                                                    \
+  "{% for message in messages %}{% if message.content is string %}{% set content = message.content %}"  \
+  "{% else %}{% set content = '' %}{% endif %}"                                                         \
+  "{% if (message.role == 'user') or (message.role == 'system' and not loop.first) %}"                  \
+  "{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}"                        \
+  "{% elif message.role == 'assistant' %}{% set reasoning_content = '' %}"                              \
+  "{% if message.reasoning_content is string %}{% set reasoning_content = message.reasoning_content %}" \
+  "{% else %}{% if '</think>' in content %}{% set reasoning_content = "                                 \
+  "content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"                    \
+  "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END
 #define BGTQ_GLM4                                                                                 \
   "[gMASK]<sop>{% for item in messages %}{% if item.tools is defined %}{% anything %}{% endif %}" \
   "{% if item.content %}<|{{ item.role }}|>{{ item.metadata }}\n{{ item.content }}{% endif %}{% endfor %}"
@@ -165,28 +179,13 @@ constexpr ChatShape kShapes[] = {
              "{% set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
              "{% set reasoning_content = "
              "message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1]"
-             ".lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END,
-     "", "", false, true, ToolForm::kQwen3, kQwen3Tools},
-    {ChatTemplate::kQwen3,
-     BGTQ_QWEN3_START(
-         "message.content is string and ") "{% for message in messages %}"
-                                           "{% if message.content is string %}{% set content = "
-                                           "message.content %}{% else %}{% set content = '' %}{% endif %}"
-                                           "{% if (message.role == 'user') or (message.role == 'system' and "
-                                           "not loop.first) %}"
-                                           "{{ '<|im_start|>' + message.role + '\\n' + content + "
-                                           "'<|im_end|>' + '\\n' }}"
-                                           "{% elif message.role == 'assistant' %}{% set reasoning_content = "
-                                           "'' %}"
-                                           "{% if message.reasoning_content is string %}{% set "
-                                           "reasoning_content = message.reasoning_content %}{% else %}"
-                                           "{% if '</think>' in content %}"
-                                           "{% set reasoning_content = "
-                                           "content.split('</"
-                                           "think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
-                                           "{% set content = content.split('</think>')[-1].lstrip('\\n') "
-                                           "%}{% endif %}{% endif %}" BGTQ_QWEN3_END,
-     "", "", false, true, ToolForm::kQwen3, kQwen3LaterTools},
+             ".lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END BGTQ_QWEN3_OPEN,
+     "", "<|im_start|>assistant\n", false, true, ToolForm::kQwen3, kQwen3Tools},
+    {ChatTemplate::kQwen3, BGTQ_QWEN3_LATER BGTQ_QWEN3_OPEN, "", "<|im_start|>assistant\n", false, true,
+     ToolForm::kQwen3, kQwen3LaterTools},
+    // Qwen 3 Thinking (2507).
+    {ChatTemplate::kQwen3, BGTQ_QWEN3_LATER BGTQ_QWEN3_THINK, "", "<|im_start|>assistant\n<think>\n", false,
+     true, ToolForm::kQwen3, kQwen3LaterTools},
     // Mistral Nemo.
     {ChatTemplate::kMistral,
      "{% if messages[0].role == 'system' %}{% set system_message = messages[0].content %}"
@@ -260,6 +259,14 @@ constexpr ChatShape kShapes[] = {
      "", ""},
     {ChatTemplate::kPhi3NoSystem, "{{ bos_token }}" BGTQ_PHI3_NO_SYSTEM, "", "", true},
     {ChatTemplate::kPhi3NoSystem, BGTQ_PHI3_NO_SYSTEM, "", ""},
+    // Phi-4 mini.
+    {ChatTemplate::kPhi4Mini,
+     "{% for message in messages %}"
+     "{% if message.role == 'system' and 'tools' in message and message.tools is not none %}{% anything %}{% "
+     "else %}"
+     "{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}{% endif %}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}",
+     "", ""},
     // OLMo 2 (Tulu).
     {ChatTemplate::kTulu, "{{ bos_token }}" BGTQ_TULU, "", "", true},
     {ChatTemplate::kTulu, BGTQ_TULU, "", ""},

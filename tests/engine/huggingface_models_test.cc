@@ -316,6 +316,61 @@ TEST_F(ChangedModel, IsCalibratedOnAsManyTokensAsItsRopeLasts) {
   EXPECT_TRUE(plan.ok()) << plan.status().message();
 }
 
+/// Opens the RoPE for 48 tokens where the model was trained on 32, and runs them.
+TEST(RopeContext, OfALongerSequenceGivesTheLogitsThatItsDefinitionGives) {
+  const auto opened =
+      SafetensorsFile::Open(std::string(BGTQ_TEST_DATA) + "/models/rope_references.safetensors");
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  nlohmann::json short_factor, long_factor;
+  for (int j = 0; j < 8; ++j) {
+    short_factor.push_back(1.0 + 0.05 * j);
+    long_factor.push_back(1.0 + 0.5 * j);
+  }
+  const nlohmann::json longrope = {{"type", "longrope"},
+                                   {"factor", 4.0},
+                                   {"original_max_position_embeddings", 32},
+                                   {"short_factor", short_factor},
+                                   {"long_factor", long_factor}};
+  for (const auto& [name, scaling] :
+       {std::pair<std::string, nlohmann::json>{"llama", {{"type", "dynamic"}, {"factor", 4.0}}},
+        {"phi3", longrope}}) {
+    const TemporaryFolder folder;
+    std::filesystem::copy(HuggingFacePath(name) + "/model.safetensors", folder.File("model.safetensors"));
+    std::ifstream stream(HuggingFacePath(name) + "/config.json");
+    nlohmann::json config = nlohmann::json::parse(stream);
+    config["rope_scaling"] = scaling;
+    config.erase("original_max_position_embeddings");
+    config["max_position_embeddings"] = name == "llama" ? 32 : 128;
+    std::ofstream(folder.File("config.json")) << config.dump();
+    const std::vector<Token> ids = Reference(name).Ids("input_ids");
+    for (const auto& [length, rope_context] : {std::pair<size_t, int64_t>{48, 48}, {32, 0}}) {
+      auto model = LoadedModel::Open(folder.File(""), {.device = "cpu", .threads = 2}, TokenizerUse::kIfThere,
+                                     rope_context);
+      ASSERT_TRUE(model.ok()) << model.status().message();
+      (*model)->backend().SetPrecision(Precision::kFloat);
+      const SafetensorsEntry& entry = (*opened)->tensors().at(scaling["type"].get<std::string>() +
+                                                              (rope_context > 0 ? ".long" : ".short"));
+      std::vector<float> wanted(entry.data.size() / sizeof(float));
+      std::memcpy(wanted.data(), entry.data.data(), entry.data.size());
+      const std::vector<float> logits = RunIds(**model, CacheKind::kFloat, std::span(ids).first(length), 7);
+      EXPECT_LT(MaxDifference(std::span(logits).last(wanted.size()), wanted), 2e-4f) << name << " " << length;
+    }
+    const auto status =
+        LoadedModel::Open(folder.File(""), {.device = "cpu", .threads = 1}, TokenizerUse::kIfThere, 129)
+            .status();
+    if (name == "llama") {
+      EXPECT_TRUE(status.ok()) << status.message();
+    } else {
+      EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(status.message().find("context is 128"), std::string::npos) << status.message();
+    }
+  }
+  const auto plain = LoadedModel::Open(HuggingFacePath("qwen3"), {.device = "cpu", .threads = 1},
+                                       TokenizerUse::kIfThere, 48);
+  EXPECT_EQ(plain.status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(plain.status().message().find("does not change"), std::string::npos) << plain.status().message();
+}
+
 TEST_F(ChangedModel, ATokenizerIsMissedByNameWhereItIsNeeded) {
   const Status status = LoadedModel::Open(folder_.File(""), {.device = "cpu", .threads = 1}).status();
   EXPECT_NE(status.message().find("tokenizer"), std::string::npos) << status.message();

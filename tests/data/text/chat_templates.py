@@ -42,6 +42,9 @@ QWEN3_START = r"""{%- if tools %}
     {%- endif %}
 {%- endfor %}
 {%- for message in messages %}"""
+QWEN3_THINK = QWEN3_END[:QWEN3_END.rindex("{%- if add_generation_prompt %}")] + r"""{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n<think>\n' }}
+{%- endif %}"""
 QWEN3_A = QWEN3_START.replace("@", "") + r"""
     {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
@@ -74,6 +77,8 @@ QWEN3_B = QWEN3_START.replace("@", "message.content is string and ") + r"""
                 {%- set content = content.split('</think>')[-1].lstrip('\n') %}
             {%- endif %}
         {%- endif %}""" + QWEN3_END
+
+QWEN3_THINKING = QWEN3_B.removesuffix(QWEN3_END) + QWEN3_THINK
 
 MISTRAL_NEMO = r"""{%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}
@@ -199,6 +204,10 @@ PHI3 = ("{% for message in messages %}{% if (message['role'] == 'user') %}"
         "{{'<|user|>' + '\n' + message['content'] + '<|end|>' + '\n' + '<|assistant|>' + '\n'}}"
         "{% elif (message['role'] == 'assistant') %}{{message['content'] + '<|end|>' + '\n'}}{% endif %}{% endfor %}")
 
+PHI4_MINI = ("{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
+             "{{ message['tools'] | tojson }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+             "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}")
+
 TULU = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '\n' }}"
         "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
         "{% elif message['role'] == 'assistant' %}{% if not loop.last %}"
@@ -209,6 +218,7 @@ TULU = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|
 TEMPLATES = {
     "qwen3": QWEN3_A,
     "qwen3, later": QWEN3_B,
+    "qwen3 thinking": QWEN3_THINKING,
     "mistral nemo": MISTRAL_NEMO,
     "glm4": GLM4.replace("@", "\n"),
     "glm4 without a newline": GLM4.replace("@", ""),
@@ -221,6 +231,7 @@ TEMPLATES = {
     "phi3.5": PHI35,
     "phi3": "{{ bos_token }}" + PHI3,
     "phi3 medium": PHI3,
+    "phi4 mini": PHI4_MINI,
     "olmo2": "{{ bos_token }}" + TULU,
     "tulu": TULU,
 }
