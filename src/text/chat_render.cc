@@ -148,12 +148,12 @@ std::string RenderQwen3(const RecognizedTemplate& chat, Messages messages, Tools
     std::string_view content = messages[i].content, thinking;
     out.append("<|im_start|>").append(role).append("\n");
     if (role == "assistant") {
-      if (const size_t end = content.find(kThinkEnd); end != std::string_view::npos) {
+      if (const size_t end = content.find(kThinkEnd); chat.strips_thinking && end != std::string_view::npos) {
         thinking = StripLeft(AfterLast(StripRight(content.substr(0, end)), kThinkBegin));
         content = StripLeft(AfterLast(content, kThinkEnd));
       }
       const bool says_nothing = content.empty();
-      if (i > last_query && (i + 1 == messages.size() || !thinking.empty())) {
+      if (chat.strips_thinking && i > last_query && (i + 1 == messages.size() || !thinking.empty())) {
         out.append("<think>\n").append(StripRight(thinking)).append("\n</think>\n\n");
         content = StripLeft(content);
       }
@@ -179,15 +179,17 @@ Status MustAlternate(size_t message) {
 
 Result<std::string> RenderMistral(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
   const size_t first = messages[0].role == "system" ? 1 : 0;
+  const bool spaced = chat.kind == ChatTemplate::kMistralV3;
   std::string out;
   for (size_t i = first; i < messages.size(); ++i) {
     const bool user = messages[i].role == "user";
     if (user != ((i - first) % 2 == 0) || messages[i].role == "system") return MustAlternate(i);
     if (!user) {
-      out.append(messages[i].content).append(chat.eos_token);
+      const std::string_view content = messages[i].content;
+      out.append(spaced ? " " : "").append(spaced ? Trim(content) : content).append(chat.eos_token);
       continue;
     }
-    out.append("[INST]");
+    out.append(spaced ? "[INST] " : "[INST]");
     if (first == 1 && i + 1 == messages.size()) out.append(messages[0].content).append("\n\n");
     out.append(messages[i].content).append("[/INST]");
   }
@@ -201,6 +203,20 @@ std::string RenderGlm4(const RecognizedTemplate& chat, std::span<const ChatMessa
       out.append("<|").append(message.role).append("|>\n").append(message.content);
   }
   return out.append(chat.generation);
+}
+
+std::string RenderGlm4Sorted(const RecognizedTemplate& chat, Messages messages) {
+  std::string system, turns;
+  for (const ChatMessage& message : messages) {
+    const std::string_view content = message.content;
+    if (message.role == "system") {
+      system.append("<|system|>\n").append(content);
+    } else {
+      turns.append("<|").append(message.role).append("|>\n");
+      turns.append(chat.strips_thinking ? Trim(AfterLast(content, kThinkEnd)) : content);
+    }
+  }
+  return "[gMASK]<sop>" + system + turns + chat.generation;
 }
 
 std::string RenderDeepSeek2(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
@@ -316,9 +332,12 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::spa
     case ChatTemplate::kLlama3:
       return RenderLlama3(chat_template, messages);
     case ChatTemplate::kMistral:
+    case ChatTemplate::kMistralV3:
       return RenderMistral(chat_template, messages);
     case ChatTemplate::kGlm4:
       return RenderGlm4(chat_template, messages);
+    case ChatTemplate::kGlm4Sorted:
+      return RenderGlm4Sorted(chat_template, messages);
     case ChatTemplate::kDeepSeek2:
       return RenderDeepSeek2(chat_template, messages);
     case ChatTemplate::kDeepSeekR1:
