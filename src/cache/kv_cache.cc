@@ -361,7 +361,7 @@ Status KvCache::Impl::InsertPages(PageGroup& group, int64_t whole, int64_t pages
     }
     insert(group.pool.Allocate());
     const auto source = static_cast<size_t>(table.first + page % (whole - table.first));
-    const Status copied = group.pool.Copy(table.blocks[source], copies.back());
+    Status copied = group.pool.Copy(table.blocks[source], copies.back());
     if (copied.ok()) continue;
     std::erase(copies, -1);
     group.pool.Release(copies);

@@ -20,18 +20,20 @@ struct Known {
   GateFunction gate = GateFunction::kSilu;  // what readers of GGUF compute
   bool window = false;                      // llama.cpp reads the sliding window
 };
-constexpr std::array<Known, 9> kKnown = {{{"llama"},
-                                          {"qwen2"},
-                                          {"qwen3"},
-                                          {"qwen3moe"},
-                                          {"chatglm"},
-                                          {"glm4"},
-                                          {"gemma3", GateFunction::kGeluTanh, true},
-                                          {"olmo2"},
-                                          {"phi3"}}};
+constexpr std::array<Known, 10> kKnown = {{{"llama"},
+                                           {"qwen2"},
+                                           {"qwen3"},
+                                           {"qwen3moe"},
+                                           {"chatglm"},
+                                           {"glm4"},
+                                           {"gemma3", GateFunction::kGeluTanh, true},
+                                           {"olmo2"},
+                                           {"phi3"},
+                                           {"deepseek2"}}};
 
 constexpr std::string_view kRealKeys[] = {"rope.freq_base", "rope.freq_base_swa",
-                                          "attention.layer_norm_rms_epsilon", "attention.scale"};
+                                          "attention.layer_norm_rms_epsilon", "attention.scale",
+                                          "expert_weights_scale"};
 constexpr std::string_view kIntegerKeys[] = {
     "block_count",
     "embedding_length",
@@ -46,10 +48,16 @@ constexpr std::string_view kIntegerKeys[] = {
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
+    "expert_shared_count",
+    "attention.kv_lora_rank",
+    "attention.q_lora_rank",
 };
 /// Written from `config`, or said by the architecture, or by AddScaling.
 constexpr std::string_view kElsewhere[] = {"feed_forward.activation", "vocab_size", "expert_weights_norm",
-                                           "attention.sliding_window_pattern"};
+                                           "attention.sliding_window_pattern", "leading_dense_block_count"};
+/// Of latents: AddLatents.
+constexpr std::string_view kOfHeads[] = {"attention.head_count_kv", "attention.key_length",
+                                         "attention.value_length"};
 
 bool Contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -76,6 +84,7 @@ class Writer {
     Put("vocab_size", static_cast<uint32_t>(config_.vocabulary));
     BGTQ_RETURN_IF_ERROR(CheckImplied(*known));
     AddWindow(*known);
+    if (config_.latent.rank > 0) AddLatents();
     BGTQ_ASSIGN_OR_RETURN(const std::string scaling, keys_.TextOr("rope.scaling.type", "none"));
     BGTQ_RETURN_IF_ERROR(AddScaling(scaling));
     return std::move(result_);
@@ -90,8 +99,9 @@ class Writer {
   }
 
   Status AddKey(const std::string& key) {
-    if (!keys_.Says(key) || Contains(kElsewhere, key) || key.starts_with("rope.scaling."))
-      return Status::Ok();
+    const bool elsewhere = Contains(kElsewhere, key) || key.starts_with("rope.scaling.") ||
+                           (config_.latent.rank > 0 && Contains(kOfHeads, key));
+    if (!keys_.Says(key) || elsewhere) return Status::Ok();
     if (Contains(kRealKeys, key)) {
       BGTQ_ASSIGN_OR_RETURN(const double value, keys_.Real(key));
       Put(key, static_cast<float>(value));
@@ -110,7 +120,7 @@ class Writer {
       return Unwritable("feed_forward.activation",
                         fmt::format("is not that of every '{}', which is all that GGUF can say", arch_));
     }
-    if (config_.experts.count > 0 && !config_.experts.renormalise) {
+    if (config_.experts.count > 0 && !config_.experts.renormalise && config_.latent.rank == 0) {
       return Unwritable("expert_weights_norm",
                         fmt::format("is false, which GGUF cannot say of a '{}'", arch_));
     }
@@ -120,6 +130,19 @@ class Writer {
                          config_.attention_scale));
     }
     return Status::Ok();
+  }
+
+  /// As llama.cpp has it: one KV head of the cached key's dims, and a head's under names of their own.
+  void AddLatents() {
+    const LatentConfig& latent = config_.latent;
+    Put("attention.head_count_kv", uint32_t{1});
+    Put("attention.key_length", static_cast<uint32_t>(latent.rank + latent.rope_dims));
+    Put("attention.value_length", static_cast<uint32_t>(latent.rank));
+    Put("attention.key_length_mla", static_cast<uint32_t>(latent.nope_dims + latent.rope_dims));
+    Put("attention.value_length_mla", static_cast<uint32_t>(latent.value_dims));
+    Put("leading_dense_block_count", static_cast<uint32_t>(config_.experts.dense_layers));
+    Put("expert_weights_norm", config_.experts.renormalise);
+    Put("expert_gating_func", uint32_t{1});  // softmax
   }
 
   void AddWindow(const Known& known) {
@@ -170,9 +193,7 @@ class Writer {
 
   Status AddYarn() {
     Put("rope.scaling.type", std::string("yarn"));
-    for (const char* key : {"rope.scaling.mscale", "rope.scaling.mscale_all_dim"}) {
-      if (keys_.Says(key)) return Unwritable(key, fmt::format("has no form in the GGUF of a '{}'", arch_));
-    }
+    BGTQ_RETURN_IF_ERROR(AddMscale());
     BGTQ_ASSIGN_OR_RETURN(const bool truncate, keys_.FlagOr("rope.scaling.truncate", true));
     if (!truncate) return Unwritable("rope.scaling.truncate", "is false, which GGUF cannot say");
     for (const char* key : {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}) {
@@ -185,6 +206,20 @@ class Writer {
     BGTQ_ASSIGN_OR_RETURN(const double attention, keys_.Real("rope.scaling.attn_factor"));
     BGTQ_ASSIGN_OR_RETURN(const double factor, keys_.Real("rope.scaling.factor"));
     Put("rope.scaling.attn_factor", static_cast<float>(attention / YarnMscale(factor, 1.0)));
+    return Status::Ok();
+  }
+
+  Status AddMscale() {
+    constexpr const char* kMscale = "rope.scaling.mscale";
+    constexpr const char* kOfAll = "rope.scaling.mscale_all_dim";
+    for (const char* key : {kMscale, kOfAll}) {
+      if (config_.latent.rank > 0 || !keys_.Says(key)) continue;
+      return Unwritable(key, fmt::format("has no form in the GGUF of a '{}'", arch_));
+    }
+    BGTQ_ASSIGN_OR_RETURN(const double mscale, keys_.RealOr(kMscale, 0.0));
+    BGTQ_ASSIGN_OR_RETURN(const double of_all, keys_.RealOr(kOfAll, 0.0));
+    if (mscale != of_all) return Unwritable(kMscale, fmt::format("is not mscale_all_dim ({})", of_all));
+    if (of_all != 0) Put("rope.scaling.yarn_log_multiplier", static_cast<float>(0.1 * of_all));
     return Status::Ok();
   }
 

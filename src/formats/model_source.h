@@ -64,6 +64,9 @@ class ModelSource {
 
   /// nullptr when absent. Looking is not using: see Take.
   const ModelTensor* Find(std::string_view name) const;
+  /// What the file would call a tensor of this name, for messages about one that it lacks: "A", or "A or B"
+  /// where families differ.
+  virtual std::string Spell(std::string_view name) const { return std::string(name); }
   /// The same, for a forward pass that uses the tensor.
   const ModelTensor* Take(std::string_view name) const;
   /// A tensor that the forward pass would ignore means that the model computes something else. Errors:

@@ -50,7 +50,7 @@ TEST_P(GgufExportOf, ComputesTheSameWithinTheType) {
 INSTANTIATE_TEST_SUITE_P(Models, GgufExportOf,
                          testing::Values("llama", "llama3-rope", "mistral-nemo", "mistral-swa", "qwen2",
                                          "qwen3", "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3",
-                                         "olmo2", "phi3"),
+                                         "olmo2", "phi3", "deepseek_v2"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

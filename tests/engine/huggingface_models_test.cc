@@ -266,6 +266,24 @@ TEST_F(ChangedModel, OpensUnchangedAsAFolderAndAsAFile) {
   EXPECT_TRUE(equal.ok()) << equal.message();
 }
 
+// Keys of a layer come from what the layers before it see.
+TEST(HuggingFaceModel, OfAnotherWindowIsAnotherModel) {
+  const TemporaryFolder folder;
+  const std::string path = HuggingFacePath("mistral-swa");
+  std::filesystem::copy(path + "/model.safetensors", folder.File("model.safetensors"));
+  std::ifstream stream(path + "/config.json");
+  nlohmann::json config = nlohmann::json::parse(stream);
+  const auto original = OpenForIds(path);
+  const int64_t window = original->config().window;
+  ASSERT_GT(window, 1);
+  for (const int64_t changed : {window, window - 1, int64_t{0}}) {
+    config["sliding_window"] = changed > 0 ? nlohmann::json(changed) : nlohmann::json();
+    std::ofstream(folder.File("config.json")) << config.dump();
+    const auto model = OpenForIds(folder.File(""));
+    EXPECT_EQ(model->fingerprint().ExpectEqual(original->fingerprint()).ok(), changed == window) << changed;
+  }
+}
+
 // The frequencies of these scalings change with the sequence's length, which cached keys cannot follow.
 TEST_F(ChangedModel, RunsUpToTheLengthWhereItsRopeChangesAndRefusesMoreByName) {
   std::vector<double> factors(8);
@@ -402,7 +420,7 @@ TEST_F(ChangedModel, ContradictionsBetweenConfigurationAndWeightsAreRefusedByNam
   const std::vector<std::tuple<const char*, nlohmann::json, const char*>> changes = {
       {"num_attention_heads", 5, "num_key_value_heads"},
       {"hidden_size", 128, "model.embed_tokens.weight"},
-      {"num_hidden_layers", 3, "blk.2"},
+      {"num_hidden_layers", 3, "tensor model.layers.2.self_attn.q_proj.weight is missing"},
       {"intermediate_size", 96, "mlp.gate_proj.weight"},
       {"num_hidden_layers", -1, "num_hidden_layers"},
       {"rms_norm_eps", "small", "rms_norm_eps"},

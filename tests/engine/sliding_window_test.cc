@@ -203,7 +203,9 @@ TEST_P(SlidingWindow, ASessionHoldsWhatIsStillSeenAndGoesOnAsTheSequence) {
     EXPECT_LE(other->cache().SequenceBytes(loaded->sequence), context->cache().SequenceBytes(sequence));
     ASSERT_TRUE(SaveSession(other->cache(), loaded->sequence, prompt, folder.File("again")).ok());
     EXPECT_EQ(FileBytes(folder.File("again")), FileBytes(folder.File("s")));
-    MaskedCache masked(*model_, options, &plan_);
+    CacheOptions same_model = options;
+    same_model.model = context->cache().options().model;
+    MaskedCache masked(*model_, same_model, &plan_);
     const Status refused = LoadSession(masked.cache(), folder.File("s")).status();
     EXPECT_EQ(refused.code(), ErrorCode::kMismatch);
     EXPECT_NE(refused.message().find("window"), std::string::npos) << refused.message();
