@@ -65,7 +65,9 @@ class BenchCommand : public Command {
                       cache_.choice.recipe));
     }
     // Every sequence fills whole pages.
-    const int64_t room = (tokens + kPageTokens - 1) / kPageTokens * kPageTokens * options_.sequences;
+    int64_t room = (tokens + kPageTokens - 1) / kPageTokens * kPageTokens * options_.sequences;
+    // Repetitions of a model with windows begin with copies of one more sequence: its exact pages.
+    if (model->config().window > 0) room += cache_.choice.recent + 2 * kPageTokens;
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, room));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
                           Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));

@@ -25,6 +25,7 @@ class ConvertCommand : public Command {
     app.add_option("--type", type_, "of the matrices: f16, q8_0, bf16, f32")
         ->check(CLI::IsMember({"f16", "q8_0", "bf16", "f32"}))
         ->capture_default_str();
+    app.add_flag("--no-tokenizer", no_tokenizer_, "leave the tokenizer out: a file that runs on token ids");
     json_.Add(app);
   }
 
@@ -35,15 +36,18 @@ class ConvertCommand : public Command {
                           LoadedModel::Open(path_, {.device = "cpu"}, TokenizerUse::kIfThere));
     const auto start = std::chrono::steady_clock::now();
     Progress progress("converting");
-    BGTQ_ASSIGN_OR_RETURN(const GgufExport written,
-                          ExportGguf(*model, Type(), output_, [&](double done) { progress.Update(done); }));
+    const GgufExportOptions options = {
+        .type = Type(), .tokenizer = !no_tokenizer_, .progress = [&](double done) { progress.Update(done); }};
+    BGTQ_ASSIGN_OR_RETURN(const GgufExport written, ExportGguf(*model, options, output_));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    Log("the tokenizer is not converted: the file runs on token ids");
+    for (const std::string& difference : written.differences) Log("not in the file: " + difference);
     fmt::print("{}: {} tensors, {:.1f} MiB, {:.1f} s\n", output_, written.tensors,
                static_cast<double>(written.bytes) / 1048576, seconds);
     return json_.Write({{"tensors", written.tensors},
                         {"bytes", written.bytes},
                         {"type", type_},
+                        {"tokenizer", !no_tokenizer_},
+                        {"differences", written.differences},
                         {"architecture", model->config().architecture},
                         {"seconds", seconds}});
   }
@@ -56,6 +60,7 @@ class ConvertCommand : public Command {
   }
 
   std::string path_, output_, type_ = "f16";
+  bool no_tokenizer_ = false;
   JsonOption json_;
 };
 

@@ -41,11 +41,16 @@ void ModelOptions::Add(CLI::App& app, const char* default_activations) {
                  "how activations enter matrix products: float (exact), or fast (int8 on CPUs, fp16 on GPUs)")
       ->check(CLI::IsMember({"fast", "float", "int8", "fp16"}))
       ->capture_default_str();
+  app.add_option("--rope-context", rope_context,
+                 "longest sequence, for models whose RoPE depends on it (dynamic, longrope)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("TOKENS");
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelOptions::Open(TokenizerUse use) {
   NoteInput(path);
-  BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model, LoadedModel::Open(path, backend, use));
+  BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
+                        LoadedModel::Open(path, backend, use, rope_context));
   const std::string fast(model->backend().fast_activations());
   if (activations != "float" && activations != "fast" && activations != fast) {
     return Status(ErrorCode::kUnsupported, fmt::format("--activations {}: {} has {} and float", activations,

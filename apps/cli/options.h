@@ -14,10 +14,11 @@
 
 namespace blockgtq::cli {
 
-/// -m, --device, -t, --activations.
+/// -m, --device, -t, --activations, --rope-context.
 struct ModelOptions {
   std::string path;
   BackendOptions backend;
+  int64_t rope_context = 0;
   std::string activations;  // as asked for; after Open, what they are: "int8", "fp16" or "float"
   void Add(CLI::App& app, const char* default_activations);
   /// Opens the model; the first log line says the device.

@@ -8,10 +8,11 @@
 namespace blockgtq {
 namespace {
 
-Status Lacks(const Backend& backend, Operation operation) {
-  return {ErrorCode::kUnsupported, fmt::format("the {} backend has no {}: run with --device cpu",
-                                               backend.name(), OperationName(operation))};
+Status Lacks(const Backend& backend, std::string_view operations) {
+  return {ErrorCode::kUnsupported,
+          fmt::format("the {} backend has no {}: run with --device cpu", backend.name(), operations)};
 }
+Status Lacks(const Backend& backend, Operation operation) { return Lacks(backend, OperationName(operation)); }
 
 }  // namespace
 
@@ -40,10 +41,12 @@ std::string_view OperationName(Operation operation) {
 }
 
 Status RequireOperations(const Backend& backend, std::span<const Operation> needed, std::string_view what) {
+  std::string lacking;
   for (const Operation operation : needed) {
-    if (!backend.Has(operation)) return Lacks(backend, operation).WithContext(std::string(what));
+    if (backend.Has(operation)) continue;
+    lacking += fmt::format("{}{}", lacking.empty() ? "" : ", ", OperationName(operation));
   }
-  return Status::Ok();
+  return lacking.empty() ? Status::Ok() : Lacks(backend, lacking).WithContext(std::string(what));
 }
 
 Status Backend::NormHeads(const Norm&, int64_t, int64_t, Activations&) {

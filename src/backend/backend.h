@@ -249,7 +249,7 @@ class Backend {
   virtual Status LargestOfRows(const Activations& x, std::span<int32_t> out) = 0;
 };
 
-/// Errors: kUnsupported naming the backend and the first operation of `needed` that it lacks. `what`: whose
+/// Errors: kUnsupported naming the backend and the operations of `needed` that it lacks. `what`: whose
 /// need it is, for the message.
 Status RequireOperations(const Backend& backend, std::span<const Operation> needed, std::string_view what);
 

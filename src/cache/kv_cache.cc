@@ -35,6 +35,12 @@ Status CheckOptions(const CacheGeometry& geometry, const CacheOptions& options) 
     return Invalid(
         fmt::format("KV cache: capacity of {} tokens: give a number from 1 up", options.max_tokens));
   }
+  const bool by_layer =
+      geometry.windowed.empty() || geometry.windowed.size() == static_cast<size_t>(geometry.layers);
+  if (geometry.window < 0 || !by_layer) {
+    return Invalid(fmt::format("KV cache: a window of {} in {} of {} layers", geometry.window,
+                               geometry.windowed.size(), geometry.layers));
+  }
   if (options.kind != CacheKind::kPacked && options.kind != CacheKind::kSimulated) return Status::Ok();
   if (options.sinks < 0 || options.sinks > kMaxSinks) {
     return Invalid(fmt::format("KV cache: {} sinks: give 0 to {}", options.sinks, kMaxSinks));
@@ -111,19 +117,68 @@ KvCache::Impl::TileRange KvCache::Impl::WindowRange(const SequenceState& state) 
   return {state.coded_end / kPageTokens, PagesOf(state.length)};
 }
 
-Status KvCache::Impl::EraseCodes(int32_t block, int first_slot) {
+Status KvCache::Impl::EraseCodes(const PageGroup& group, int32_t block, int first_slot) {
   if (!packed()) return Status::Ok();  // simulated: tokens past coded_end are never read
-  std::vector<std::byte> bytes(static_cast<size_t>(pool.block_bytes()));
-  BGTQ_RETURN_IF_ERROR(memory().Read(bytes.data(), pool.Page(0, block), pool.block_bytes()));
-  for (int layer = 0; layer < geometry.layers; ++layer) {
+  const int64_t size = group.pool.block_bytes();
+  std::vector<std::byte> bytes(static_cast<size_t>(size));
+  BGTQ_RETURN_IF_ERROR(memory().Read(bytes.data(), group.pool.Page(0, block), size));
+  for (size_t i = 0; i < group.layers.size(); ++i) {
     for (int head = 0; head < geometry.kv_heads; ++head) {
-      const size_t index = HeadIndex(layer, head);
+      const size_t index = HeadIndex(group.layers[i], head);
       EraseTokens(layouts[index], plan->heads[index], first_slot,
-                  {bytes.data() + pool.layer_offset(layer) + head_offset[index],
+                  {bytes.data() + group.pool.layer_offset(static_cast<int>(i)) + head_offset[index],
                    static_cast<size_t>(head_bytes[index])});
     }
   }
-  return memory().Write(pool.Page(0, block), bytes.data(), pool.block_bytes());
+  return memory().Write(group.pool.Page(0, block), bytes.data(), size);
+}
+
+Status KvCache::Impl::MakeGroups(int64_t pages, const std::vector<int64_t>& page_bytes,
+                                 const std::string& what) {
+  group_of_layer.resize(static_cast<size_t>(geometry.layers));
+  layer_in_group.resize(static_cast<size_t>(geometry.layers));
+  for (const bool windowed : {false, true}) {
+    PageGroup group;
+    std::vector<int64_t> bytes;
+    for (int layer = 0; layer < geometry.layers; ++layer) {
+      if (geometry.is_windowed(layer) != windowed) continue;
+      group_of_layer[static_cast<size_t>(layer)] = static_cast<int>(groups.size());
+      layer_in_group[static_cast<size_t>(layer)] = static_cast<int>(group.layers.size());
+      group.layers.push_back(layer);
+      bytes.push_back(page_bytes[static_cast<size_t>(layer)]);
+    }
+    if (group.layers.empty()) continue;
+    group.window = windowed ? geometry.window : 0;
+    group.history = options.simulated != nullptr ? options.simulated->history_tokens() : 0;
+    // As many blocks as the others have: a prompt needs them until it is stored.
+    BGTQ_ASSIGN_OR_RETURN(group.pool, PagePool::Create(memory(), std::move(bytes), pages, what));
+    groups.push_back(std::move(group));
+  }
+  return Status::Ok();
+}
+
+int64_t KvCache::Impl::FreeBlocks() const {
+  int64_t free = std::numeric_limits<int64_t>::max();
+  for (const PageGroup& group : groups) free = std::min(free, group.pool.free_blocks());
+  return free;
+}
+
+Status KvCache::Impl::CheckRewind(const Sequence& sequence, const SequenceState& to) const {
+  for (size_t g = 0; to.length > 0 && g < groups.size(); ++g) {
+    if (FirstNeeded(groups[g], to) >= sequence.tables[g].first) continue;
+    return Invalid(fmt::format(
+        "KV cache: the first {} tokens of a sequence of {}: layers with a window of {} have given "
+        "back what they see; begin it anew",
+        to.length, sequence.state.length, groups[g].window));
+  }
+  return Status::Ok();
+}
+
+void KvCache::Impl::StartAt(const SequenceState& state, Sequence& sequence) const {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    sequence.tables[g].first = FirstNeeded(groups[g], state);
+    sequence.tables[g].blocks.assign(static_cast<size_t>(sequence.tables[g].first), -1);
+  }
 }
 
 Status KvCache::Impl::CopyExact(const Sequence& from, Sequence& to) {
@@ -148,6 +203,7 @@ Result<SequenceId> KvCache::Impl::Add() {
   BGTQ_ASSIGN_OR_RETURN(
       sequence->exact,
       CacheRegion::Allocate(memory(), exact_bytes, "KV cache: sinks and recent window of a sequence"));
+  sequence->tables.resize(groups.size());
   size_t id = 0;
   while (id < sequences.size() && sequences[id] != nullptr) ++id;
   if (id == sequences.size()) sequences.emplace_back();
@@ -221,8 +277,7 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
       if (__builtin_add_overflow(page_bytes[layer], bytes, &page_bytes[layer])) return too_large;
     }
   }
-  BGTQ_ASSIGN_OR_RETURN(impl.pool, PagePool::Create(impl.memory(), std::move(page_bytes), pages,
-                                                    fmt::format("KV cache of {} tokens", capacity)));
+  BGTQ_RETURN_IF_ERROR(impl.MakeGroups(pages, page_bytes, fmt::format("KV cache of {} tokens", capacity)));
   return cache;
 }
 
@@ -233,11 +288,39 @@ const Plan* KvCache::plan() const { return impl_->plan; }
 Result<SequenceId> KvCache::AddSequence() { return impl_->Add(); }
 
 void KvCache::RemoveSequence(SequenceId sequence) {
-  impl_->pool.Release(impl_->At(sequence).blocks);
+  for (size_t g = 0; g < impl_->groups.size(); ++g) impl_->groups[g].Release(impl_->At(sequence).tables[g]);
   impl_->sequences[sequence] = nullptr;
 }
 
 SequenceState KvCache::state(SequenceId sequence) const { return impl_->At(sequence).state; }
+bool KvCache::has_windows() const { return impl_->groups.back().window > 0; }
+
+Status KvCache::Impl::ForkPages(const Sequence& from, int64_t tokens, bool share, Sequence& to) {
+  const int64_t final_tokens = FinalTokens(to.state), pages = PagesOf(tokens);
+  const int64_t shared = share ? final_tokens / kPageTokens : 0;
+  for (size_t g = 0; tokens > 0 && g < groups.size(); ++g) {
+    PageGroup& group = groups[g];
+    PageTable& table = to.tables[g];
+    table.first = std::min(from.tables[g].first, pages);
+    table.blocks.assign(static_cast<size_t>(table.first), -1);
+    for (int64_t page = table.first; page < pages; ++page) {
+      const int32_t source = from.tables[g].blocks[static_cast<size_t>(page)];
+      if (page < shared) {
+        group.pool.Retain(source);
+        table.blocks.push_back(source);
+        continue;
+      }
+      table.blocks.push_back(group.pool.Allocate());
+      if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
+      BGTQ_RETURN_IF_ERROR(group.pool.Copy(source, table.blocks.back()));
+      if (coded() && final_tokens < (page + 1) * kPageTokens) {
+        BGTQ_RETURN_IF_ERROR(
+            EraseCodes(group, table.blocks.back(), static_cast<int>(final_tokens % kPageTokens)));
+      }
+    }
+  }
+  return CopyExact(from, to);
+}
 
 Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool share) {
   Impl& impl = *impl_;
@@ -247,13 +330,14 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool
         fmt::format("KV cache: fork of {} tokens from a sequence of {}", tokens, from.state.length));
   }
   const SequenceState state{tokens, std::min(from.state.coded_end, tokens)};
-  const int64_t final_tokens = impl.coded() ? state.coded_end : tokens;  // those whose page bytes are final
+  BGTQ_RETURN_IF_ERROR(impl.CheckRewind(from, state));
   // Codes that may still be narrowed are a sequence's own.
-  const bool narrows =
-      impl.options.simulated != nullptr && impl.options.simulated->ChangesAfter(0) != SimulatedHead::kNever;
-  const int64_t shared = share && !narrows ? final_tokens / kPageTokens : 0;
-  const int64_t own = PagesOf(tokens) - shared;
-  if (own > impl.pool.free_blocks()) {
+  share = share && (impl.options.simulated == nullptr ||
+                    impl.options.simulated->ChangesAfter(0) == SimulatedHead::kNever);
+  const int64_t shared = share ? impl.FinalTokens(state) / kPageTokens : 0;
+  for (size_t g = 0; g < impl.groups.size(); ++g) {
+    const int64_t own = PagesOf(tokens) - std::max(shared, from.tables[g].first);
+    if (own <= impl.groups[g].pool.free_blocks()) continue;
     return Status(ErrorCode::kOutOfMemory,
                   fmt::format("KV cache: a fork needs {} tokens of its own, {} of {} are free: remove a "
                               "sequence or make the cache larger",
@@ -262,26 +346,34 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool
   BGTQ_ASSIGN_OR_RETURN(const SequenceId id, impl.Add());
   Impl::Sequence& to = impl.At(id);
   to.state = state;
-  const auto fill = [&]() -> Status {
-    for (int64_t page = 0; page < PagesOf(tokens); ++page) {
-      if (page < shared) {
-        impl.pool.Retain(from.blocks[page]);
-        to.blocks.push_back(from.blocks[page]);
-        continue;
-      }
-      to.blocks.push_back(impl.pool.Allocate());
-      if (page * kPageTokens >= final_tokens) continue;  // nothing stored in it yet
-      BGTQ_RETURN_IF_ERROR(impl.pool.Copy(from.blocks[page], to.blocks.back()));
-      if (impl.coded() && final_tokens < (page + 1) * kPageTokens) {
-        BGTQ_RETURN_IF_ERROR(impl.EraseCodes(to.blocks.back(), static_cast<int>(final_tokens % kPageTokens)));
-      }
-    }
-    return impl.CopyExact(from, to);
-  };
-  Status filled = fill();
+  Status filled = impl.ForkPages(impl.At(source), tokens, share, to);
   if (filled.ok()) return id;
   RemoveSequence(id);
   return filled;
+}
+
+/// Inserts `pages` copies of the pages before page `whole`; pages before `needed` are given back.
+Status KvCache::Impl::InsertPages(PageGroup& group, int64_t whole, int64_t pages, int64_t needed,
+                                  PageTable& table) {
+  std::vector<int32_t> copies;
+  const auto insert = [&](int32_t block) { copies.push_back(block); };
+  for (int64_t page = 0; page < pages; ++page) {
+    if (whole + page < needed) {
+      insert(-1);
+      continue;
+    }
+    insert(group.pool.Allocate());
+    const auto source = static_cast<size_t>(table.first + page % (whole - table.first));
+    Status copied = group.pool.Copy(table.blocks[source], copies.back());
+    if (copied.ok()) continue;
+    std::erase(copies, -1);
+    group.pool.Release(copies);
+    return copied;
+  }
+  group.Drop(table, std::min(needed, whole));
+  table.blocks.insert(table.blocks.begin() + whole, copies.begin(), copies.end());
+  if (needed > whole) table.first = std::min(needed, whole + pages);
+  return Status::Ok();
 }
 
 Status KvCache::InsertCopies(SequenceId id, int64_t pages) {
@@ -296,22 +388,24 @@ Status KvCache::InsertCopies(SequenceId id, int64_t pages) {
                     "multiple of {}, the pages of its window",
                     pages, whole, ends_inside ? " and a part of one" : "", std::max(impl.window_tiles, 1)));
   }
-  if (pages > impl.pool.free_blocks()) {
+  const SequenceState after{state.length + pages * kPageTokens,
+                            impl.coded() ? state.coded_end + pages * kPageTokens : state.coded_end};
+  for (size_t g = 0; g < impl.groups.size(); ++g) {
+    const int64_t copies =
+        pages - std::clamp<int64_t>(impl.FirstNeeded(impl.groups[g], after, kRewindTokens) - whole, 0, pages);
+    if (copies > 0 && sequence.tables[g].first == whole)
+      return Invalid("KV cache: no page of a window to copy");
+    if (copies <= impl.groups[g].pool.free_blocks()) continue;
     return Status(ErrorCode::kOutOfMemory,
                   fmt::format("KV cache: {} tokens wanted, {} of {} are free", pages * kPageTokens,
                               free_tokens(), impl.options.max_tokens));
   }
-  std::vector<int32_t> copies;
-  for (int64_t page = 0; page < pages; ++page) {
-    copies.push_back(impl.pool.Allocate());
-    Status copied = impl.pool.Copy(sequence.blocks[static_cast<size_t>(page % whole)], copies.back());
-    if (copied.ok()) continue;
-    impl.pool.Release(copies);
-    return copied;
+  for (size_t g = 0; g < impl.groups.size(); ++g) {
+    BGTQ_RETURN_IF_ERROR(impl.InsertPages(impl.groups[g], whole, pages,
+                                          impl.FirstNeeded(impl.groups[g], after, kRewindTokens),
+                                          sequence.tables[g]));
   }
-  sequence.blocks.insert(sequence.blocks.begin() + whole, copies.begin(), copies.end());
-  state.length += pages * kPageTokens;
-  if (impl.coded()) state.coded_end += pages * kPageTokens;
+  state = after;
   return Status::Ok();
 }
 
@@ -319,34 +413,27 @@ Status KvCache::Reserve(SequenceId id, int64_t tokens) {
   Impl& impl = *impl_;
   Impl::Sequence& sequence = impl.At(id);
   if (tokens < 0) return Invalid(fmt::format("KV cache: room for {} tokens asked", tokens));
-  const int64_t pages = static_cast<int64_t>(sequence.blocks.size());
-  const int64_t first_written =
-      (impl.coded() ? sequence.state.coded_end : sequence.state.length) / kPageTokens;
-  int64_t copies = 0;
-  for (int64_t page = first_written; page < pages; ++page) {
-    copies += impl.pool.references(sequence.blocks[page]) > 1;
-  }
+  const int64_t first_written = impl.FinalTokens(sequence.state) / kPageTokens;
   const bool within = tokens <= impl.options.max_tokens - sequence.state.length;
-  const int64_t wanted = within ? std::max(PagesOf(sequence.state.length + tokens), pages) : 0;
-  if (!within || wanted - pages + copies > impl.pool.free_blocks()) {
-    const int64_t room = (impl.pool.free_blocks() - copies + pages) * kPageTokens - sequence.state.length;
+  const int64_t pages = within ? PagesOf(sequence.state.length + tokens) : 0;
+  int64_t room = impl.options.max_tokens - sequence.state.length;
+  bool fits = within;
+  for (size_t g = 0; g < impl.groups.size(); ++g) {
+    const PageTable& table = sequence.tables[g];
+    const int64_t free = impl.groups[g].pool.free_blocks();
+    fits = fits && impl.groups[g].Wanted(table, first_written, pages) <= free;
+    const int64_t copies = impl.groups[g].Wanted(table, first_written, 0);
+    room = std::min(room, (free - copies + table.pages()) * kPageTokens - sequence.state.length);
+  }
+  if (!fits) {
     return Status(
         ErrorCode::kOutOfMemory,
         fmt::format("KV cache: {} tokens wanted, {} of {} are free: remove or shorten a sequence, or "
                     "make the cache larger",
                     tokens, std::max<int64_t>(room, 0), impl.options.max_tokens));
   }
-  for (int64_t page = first_written; page < pages; ++page) {
-    int32_t& block = sequence.blocks[page];
-    if (impl.pool.references(block) == 1) continue;
-    const int32_t copy = impl.pool.Allocate();
-    const Status copied = impl.pool.Copy(block, copy);
-    impl.pool.Release({copied.ok() ? &block : &copy, 1});
-    BGTQ_RETURN_IF_ERROR(copied);
-    block = copy;
-  }
-  while (static_cast<int64_t>(sequence.blocks.size()) < wanted) {
-    sequence.blocks.push_back(impl.pool.Allocate());
+  for (size_t g = 0; g < impl.groups.size(); ++g) {
+    BGTQ_RETURN_IF_ERROR(impl.groups[g].Extend(sequence.tables[g], first_written, pages));
   }
   return Status::Ok();
 }
@@ -354,11 +441,15 @@ Status KvCache::Reserve(SequenceId id, int64_t tokens) {
 void KvCache::Commit(SequenceId id, int64_t tokens, int64_t coded_end) {
   Impl::Sequence& sequence = impl_->At(id);
   SequenceState& state = sequence.state;
-  assert(tokens >= 0 && PagesOf(state.length + tokens) <= static_cast<int64_t>(sequence.blocks.size()));
+  assert(tokens >= 0 && PagesOf(state.length + tokens) <= sequence.tables[0].pages());
   assert(coded_end >= state.coded_end && coded_end <= state.length + tokens);
   assert(impl_->coded() || coded_end == 0);
   state.length += tokens;
   state.coded_end = coded_end;
+  for (size_t g = 0; g < impl_->groups.size(); ++g) {
+    PageGroup& group = impl_->groups[g];
+    group.Drop(sequence.tables[g], impl_->FirstNeeded(group, state, kRewindTokens));
+  }
 }
 
 Status KvCache::Truncate(SequenceId id, int64_t length) {
@@ -368,32 +459,31 @@ Status KvCache::Truncate(SequenceId id, int64_t length) {
     return Invalid(
         fmt::format("KV cache: truncation to {} tokens of a sequence of {}", length, sequence.state.length));
   }
+  const SequenceState state{length, std::min(sequence.state.coded_end, length)};
+  BGTQ_RETURN_IF_ERROR(impl.CheckRewind(sequence, state));
   const int64_t pages = PagesOf(length);
-  const std::span<const int32_t> dropped = std::span(sequence.blocks).subspan(static_cast<size_t>(pages));
   const bool erase = length < sequence.state.coded_end && length % kPageTokens != 0;
-  const bool copy = erase && impl.pool.references(sequence.blocks[pages - 1]) > 1;
-  if (copy && impl.pool.free_blocks() == 0 &&
-      std::none_of(dropped.begin(), dropped.end(),
-                   [&](int32_t block) { return impl.pool.references(block) == 1; })) {
+  for (size_t g = 0; erase && g < impl.groups.size(); ++g) {
+    const PageGroup& group = impl.groups[g];
+    const PageTable& table = sequence.tables[g];
+    bool room = group.pool.free_blocks() > 0 || !group.IsShared(table, pages - 1);
+    for (int64_t page = std::max(pages, table.first); page < table.pages() && !room; ++page)
+      room = !group.IsShared(table, page);
+    if (room) continue;
     return Status(ErrorCode::kOutOfMemory,
                   fmt::format("KV cache: truncation to {} tokens must copy a shared page, 0 tokens of {} are "
                               "free: remove a sequence or make the cache larger",
                               length, impl.options.max_tokens));
   }
-  impl.pool.Release(dropped);
-  sequence.blocks.resize(static_cast<size_t>(pages));
-  if (copy) {
-    int32_t& block = sequence.blocks.back();
-    const int32_t own = impl.pool.Allocate();
-    const Status copied = impl.pool.Copy(block, own);
-    impl.pool.Release({copied.ok() ? &block : &own, 1});
-    BGTQ_RETURN_IF_ERROR(copied);
-    block = own;
+  for (size_t g = 0; g < impl.groups.size(); ++g) {
+    PageGroup& group = impl.groups[g];
+    PageTable& table = sequence.tables[g];
+    group.Shorten(table, pages);
+    if (!erase) continue;
+    if (group.IsShared(table, pages - 1)) BGTQ_RETURN_IF_ERROR(group.MakeOwn(table, pages - 1));
+    BGTQ_RETURN_IF_ERROR(impl.EraseCodes(group, table.blocks.back(), static_cast<int>(length % kPageTokens)));
   }
-  if (erase) {
-    BGTQ_RETURN_IF_ERROR(impl.EraseCodes(sequence.blocks.back(), static_cast<int>(length % kPageTokens)));
-  }
-  sequence.state = {length, std::min(sequence.state.coded_end, length)};
+  sequence.state = state;
   return Status::Ok();
 }
 
@@ -416,29 +506,48 @@ std::byte* KvCache::SinkTile(SequenceId sequence, int layer, int kv_head) {
 int KvCache::window_tiles() const { return impl_->window_tiles; }
 int KvCache::sink_tile_tokens() const { return impl_->sink_tile_tokens; }
 
-std::byte* KvCache::pool_base() const { return impl_->pool.Page(0, 0); }
-int64_t KvCache::block_bytes() const { return impl_->pool.block_bytes(); }
-int64_t KvCache::layer_offset(int layer) const { return impl_->pool.layer_offset(layer); }
+std::byte* KvCache::pool_base() const { return impl_->groups[0].pool.Page(0, 0); }
+int64_t KvCache::block_bytes() const { return impl_->groups[0].pool.block_bytes(); }
+int64_t KvCache::layer_offset(int layer) const { return impl_->groups[0].pool.layer_offset(layer); }
 int64_t KvCache::head_offset(int layer, int kv_head) const {
   return impl_->head_offset[impl_->HeadIndex(layer, kv_head)];
 }
-std::span<const int32_t> KvCache::blocks(SequenceId sequence) const { return impl_->At(sequence).blocks; }
+std::span<const int32_t> KvCache::blocks(SequenceId sequence) const {
+  return impl_->At(sequence).tables[0].blocks;
+}
 std::byte* KvCache::exact_base(SequenceId sequence) const { return impl_->At(sequence).exact.data(); }
 
 int64_t KvCache::SequenceBytes(SequenceId sequence) const {
-  const int64_t pages = static_cast<int64_t>(impl_->At(sequence).blocks.size());
-  if (impl_->options.simulated == nullptr) return pages * impl_->pool.block_bytes() + impl_->exact_bytes;
+  int64_t bytes = impl_->exact_bytes;
   const int64_t coded = impl_->At(sequence).state.coded_end;
-  const double page = impl_->options.simulated->bytes_per_token_per_head(coded) * kPageTokens *
-                      static_cast<double>(impl_->options.simulated->heads.size());
-  return std::llround(static_cast<double>(pages) * page) + impl_->exact_bytes;
+  for (size_t g = 0; g < impl_->groups.size(); ++g) {
+    const PageGroup& group = impl_->groups[g];
+    const PageTable& table = impl_->At(sequence).tables[g];
+    if (impl_->options.simulated == nullptr) {
+      bytes += group.Bytes(table);
+      continue;
+    }
+    double token = 0;
+    for (const int layer : group.layers) {
+      for (int head = 0; head < impl_->geometry.kv_heads; ++head) {
+        token += impl_->options.simulated->head(layer, head).At(coded).bytes_per_token();
+      }
+    }
+    bytes += std::llround(static_cast<double>((table.pages() - table.first) * kPageTokens) * token);
+  }
+  return bytes;
 }
 
 int64_t KvCache::HalfBytes(int64_t tokens) const {
-  return tokens * impl_->geometry.layers * impl_->geometry.kv_heads *
+  int64_t held = 0;  // tokens, over layers
+  for (const PageGroup& group : impl_->groups) {
+    held += static_cast<int64_t>(group.layers.size()) *
+            (group.window > 0 ? std::min(tokens, group.window) : tokens);
+  }
+  return held * impl_->geometry.kv_heads *
          ExactTileBytes(true, impl_->geometry.head_dim, 1, impl_->geometry.latent_dims > 0);
 }
 
-int64_t KvCache::free_tokens() const { return impl_->pool.free_blocks() * kPageTokens; }
+int64_t KvCache::free_tokens() const { return impl_->FreeBlocks() * kPageTokens; }
 
 }  // namespace blockgtq

@@ -8,6 +8,10 @@
 // well as coded. With recent = 0 every token is encoded as it is appended. A simulated sequence lives the
 // same life, with what its codes would read as in place of records. Uncompressed kinds keep every token exact
 // in its page; coded_end stays 0.
+//
+// Layers with a sliding window have pages and block tables of their own. They give a page back once it is
+// coded and no token to come sees into it, nor would after the last kRewindTokens were taken back: a sequence
+// can be cut, and forked, down to there (or to nothing).
 #pragma once
 
 #include <cstddef>
@@ -30,6 +34,11 @@ struct CacheGeometry {
   /// > 0 in a cache of latents (MLA): the last latent_dims of a token's key are its value as well, and
   /// nothing but the key is stored.
   int latent_dims = 0;
+  int64_t window = 0;  // tokens that a token of a windowed layer sees, itself included; 0: no windows
+  std::vector<uint8_t> windowed{};  // by layer; empty: every layer, where there is a window
+  bool is_windowed(int layer) const {
+    return window > 0 && (windowed.empty() || windowed[static_cast<size_t>(layer)] != 0);
+  }
 };
 
 struct CacheOptions {
@@ -48,6 +57,9 @@ struct SequenceState {
   int64_t length = 0;     // tokens whose every layer is stored
   int64_t coded_end = 0;  // tokens [0, coded_end) are codes
 };
+
+/// A sequence of a cache with windows can be cut by so many tokens at any time.
+inline constexpr int64_t kRewindTokens = 64;
 
 using SequenceId = int;
 
@@ -77,10 +89,12 @@ class KvCache {
   void RemoveSequence(SequenceId sequence);
   /// A new sequence with the same first `tokens` tokens, as Truncate of a copy leaves it: whole coded pages
   /// (whole pages, for uncompressed kinds) are shared (refcounted), the rest is copied. share = false: every
-  /// page is copied. Errors: kOutOfMemory; kInvalidArgument when tokens is negative or > length. Nothing
-  /// changes then.
+  /// page is copied. Errors: kOutOfMemory; kInvalidArgument when tokens is negative or > length, or so few
+  /// that pages of windowed layers are missing. Nothing changes then.
   Result<SequenceId> ForkSequence(SequenceId source, int64_t tokens, bool share = true);
   SequenceState state(SequenceId sequence) const;
+  /// Whether layers have a sliding window: then a sequence cannot be cut to any length.
+  bool has_windows() const;
   /// For measurements at depths that would take long to compute: puts `pages` pages between the coded tokens
   /// and the exact ones (at the end of whole pages, for uncompressed kinds), copies of those before them in
   /// turn, which keep the positions that they were coded for. pages: a multiple of window_tiles().
@@ -98,8 +112,9 @@ class KvCache {
   void Commit(SequenceId id, int64_t tokens, int64_t coded_end);
   /// Rolls back to the first `length` tokens: frees pages past it, erases the codes of dropped tokens in the
   /// last page (in a copy, when the page is shared). The exact window may be shorter than `recent`
-  /// afterwards, since tokens already coded stay coded. Errors: kInvalidArgument when length is negative or
-  /// past the end; kOutOfMemory when a shared page must be copied and none is free. Nothing changes then.
+  /// afterwards, since tokens already coded stay coded. Errors: kInvalidArgument when length is negative,
+  /// past the end, or so short that pages of windowed layers are missing; kOutOfMemory when a shared page
+  /// must be copied and none is free. Nothing changes then.
   Status Truncate(SequenceId id, int64_t length);
 
   /// Where codes must reach before the token at `position` attends: every whole page that ends at or before
@@ -107,9 +122,9 @@ class KvCache {
   int64_t CodedEndBefore(int64_t position) const;
 
   /// Bytes of head `kv_head`'s part of tokens 64 tile .. 64 tile + 63 of `layer`: a packed record, or an
-  /// exact tile of 64 tokens for uncompressed kinds; for kSimulated two fp32 tiles, what the tokens' codes
-  /// read as and then (ExactTileBytes further) the tokens as they were. Valid until the next Reserve,
-  /// Truncate or Remove of that sequence.
+  /// exact tile of 64 tokens for uncompressed kinds; a page that a windowed layer still has; for kSimulated
+  /// two fp32 tiles, what the tokens' codes read as and then (ExactTileBytes further) the tokens as they
+  /// were. Valid until the next Reserve, Truncate or Remove of that sequence.
   std::byte* PageHead(SequenceId sequence, int layer, int kv_head, int64_t tile);
   /// The exact tile of the recent window that holds tokens of page `tile` (a ring of window_tiles() tiles);
   /// coded kinds with recent > 0 only.
@@ -119,8 +134,9 @@ class KvCache {
   std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
   int sink_tile_tokens() const;  // sinks rounded up to 16
 
-  /// The same places for kernels that find them themselves: layer `layer`'s part of block b starts at
-  /// pool_base() + b * block_bytes() + layer_offset(layer), head h's in it at head_offset(layer, h).
+  /// The same places for kernels that find them themselves, in a cache whose layers are all alike: layer
+  /// `layer`'s part of block b starts at pool_base() + b * block_bytes() + layer_offset(layer), head h's in
+  /// it at head_offset(layer, h).
   std::byte* pool_base() const;
   int64_t block_bytes() const;
   int64_t layer_offset(int layer) const;

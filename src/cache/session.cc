@@ -62,6 +62,10 @@ Metadata CacheMetadata(const KvCache& cache) {
                     {"kv_heads", std::to_string(geometry.kv_heads)},
                     {"head_dim", std::to_string(geometry.head_dim)}};
   if (geometry.latent_dims > 0) metadata["latent_dims"] = std::to_string(geometry.latent_dims);
+  if (!cache.has_windows()) return metadata;
+  metadata["window"] = std::to_string(geometry.window);
+  std::string& windowed = metadata["windowed"];  // a digit a layer
+  for (int layer = 0; layer < geometry.layers; ++layer) windowed += geometry.is_windowed(layer) ? '1' : '0';
   return metadata;
 }
 
@@ -123,16 +127,19 @@ Status CheckMetadata(const KvCache& cache, const std::string& name, const Metada
     return Status(ErrorCode::kUnsupported, fmt::format("{}: session version {}, this build reads {}", name,
                                                        metadata.find("version")->second, kVersion));
   }
-  for (const char* key :
-       {"kind", "model", "layers", "kv_heads", "head_dim", "latent_dims", "plan", "sinks", "recent"}) {
-    if (!expected.contains(key)) continue;  // latent_dims of other caches
-    const std::string& saved = metadata.find(key)->second;
-    if (saved == expected[key]) continue;
+  const auto value = [](const Metadata& of, const char* key) {
+    const auto found = of.find(key);
+    return found != of.end() ? found->second : std::string("none");  // latents, windows
+  };
+  for (const char* key : {"kind", "model", "layers", "kv_heads", "head_dim", "latent_dims", "window",
+                          "windowed", "plan", "sinks", "recent"}) {
+    const std::string saved = value(metadata, key), wanted = value(expected, key);
+    if (saved == wanted) continue;
     return Status(
         ErrorCode::kMismatch,
         fmt::format("{}: the session's {} is \"{}\", the cache's \"{}\": load it with the options it "
                     "was saved with",
-                    name, key, saved, expected[key]));
+                    name, key, saved, wanted));
   }
   return Status::Ok();
 }
@@ -173,20 +180,22 @@ Status PendingSession::Write(const std::string& path) const {
     for (const int64_t extent : shape.shape) bytes *= extent;
     sizes.push_back(bytes);
   }
-  // After the tokens, each layer has the same tensors.
-  const size_t per_layer = shapes.empty() ? 0 : (shapes.size() - 1) / static_cast<size_t>(codec.layers());
+  // After the tokens come each layer's tensors: fewer in a windowed layer that has no page to store.
+  std::map<size_t, int> layer_at;  // by the layer's first tensor
   int64_t largest = 0;
-  for (size_t first = 1; per_layer > 0 && first < shapes.size(); first += per_layer) {
-    largest = std::max(largest, std::accumulate(&sizes[first], &sizes[first] + per_layer, int64_t{0}));
+  size_t end = 1;
+  for (int layer = 0; !shapes.empty() && layer < codec.layers(); ++layer) {
+    const size_t first = std::exchange(end, end + codec.LayerShapes(state, layer).size());
+    if (first < end) layer_at[first] = layer;
+    largest = std::max(largest, std::accumulate(sizes.begin() + first, sizes.begin() + end, int64_t{0}));
   }
   BGTQ_ASSIGN_OR_RETURN(const CacheRegion buffer, CacheRegion::Allocate(HostMemory(), largest, path));
   // Tensors are asked for in order; the first of a layer brings the layer.
   const std::byte* next = nullptr;
   const auto make = [&](size_t tensor, const ByteSink& sink) -> Status {
     if (tensor == 0) return sink(std::as_bytes(std::span(impl_->tokens)));
-    if ((tensor - 1) % per_layer == 0) {
-      const int layer = static_cast<int>((tensor - 1) / per_layer);
-      BGTQ_RETURN_IF_ERROR(codec.GatherLayer(impl_->sequence, layer, buffer.data()));
+    if (const auto at = layer_at.find(tensor); at != layer_at.end()) {
+      BGTQ_RETURN_IF_ERROR(codec.GatherLayer(impl_->sequence, at->second, buffer.data()));
       next = buffer.data();
     }
     const auto bytes = static_cast<size_t>(sizes[tensor]);
@@ -284,8 +293,10 @@ Result<LoadedSession> SessionFile::Load(KvCache& cache) const {
     std::memcpy(session.tokens.data(), impl_->tensors[0].data(), impl_->tensors[0].size());
   }
   BGTQ_ASSIGN_OR_RETURN(session.sequence, cache.AddSequence());
+  SessionCodec codec(cache);
+  codec.StartAt(session.sequence, state);
   Status filled = cache.Reserve(session.sequence, state.length);
-  if (filled.ok()) filled = SessionCodec(cache).Scatter(session.sequence, state, impl_->tensors);
+  if (filled.ok()) filled = codec.Scatter(session.sequence, state, impl_->tensors);
   if (!filled.ok()) {
     cache.RemoveSequence(session.sequence);
     return filled.WithContext(impl_->file->name());

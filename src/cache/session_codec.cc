@@ -50,16 +50,21 @@ std::vector<SafetensorsShape> SessionCodec::Shapes(const SequenceState& state) c
   std::vector<SafetensorsShape> shapes;
   if (state.length == 0) return shapes;
   shapes.push_back({"tokens", "I32", {state.length}});
-  const int64_t pages = StoredPages(state), tiles = impl_.WindowRange(state).count();
-  const int64_t heads = impl_.geometry.kv_heads;
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
-    const std::string prefix = fmt::format("layers.{}.", layer);
-    if (pages > 0) shapes.push_back({prefix + "pages", "U8", {pages, impl_.pool.page_bytes(layer)}});
-    if (tiles > 0) shapes.push_back({prefix + "window", "U8", {tiles, heads, impl_.window_tile_bytes}});
-    if (impl_.sink_tile_bytes > 0) {
-      shapes.push_back({prefix + "sinks", "U8", {heads, impl_.sink_tile_bytes}});
-    }
+    const std::vector<SafetensorsShape> of_layer = LayerShapes(state, layer);
+    shapes.insert(shapes.end(), of_layer.begin(), of_layer.end());
   }
+  return shapes;
+}
+
+std::vector<SafetensorsShape> SessionCodec::LayerShapes(const SequenceState& state, int layer) const {
+  std::vector<SafetensorsShape> shapes;
+  const int64_t pages = StoredPages(state) - FirstStored(layer, state);
+  const int64_t tiles = impl_.WindowRange(state).count(), heads = impl_.geometry.kv_heads;
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  if (pages > 0) shapes.push_back({prefix + "pages", "U8", {pages, impl_.page_bytes(layer)}});
+  if (tiles > 0) shapes.push_back({prefix + "window", "U8", {tiles, heads, impl_.window_tile_bytes}});
+  if (impl_.sink_tile_bytes > 0) shapes.push_back({prefix + "sinks", "U8", {heads, impl_.sink_tile_bytes}});
   return shapes;
 }
 
@@ -75,10 +80,11 @@ Status SessionCodec::CheckState(const std::string& name, const SequenceState& st
 }
 
 Status SessionCodec::GatherPages(const Sequence& sequence, int layer, std::byte*& out) const {
-  const int64_t page_bytes = impl_.pool.page_bytes(layer), pages = StoredPages(sequence.state);
+  const int64_t page_bytes = impl_.page_bytes(layer), first = FirstStored(layer, sequence.state);
+  const int64_t pages = StoredPages(sequence.state) - first;
   for (int64_t page = 0; page < pages; ++page) {
-    BGTQ_RETURN_IF_ERROR(impl_.memory().Read(out + page * page_bytes,
-                                             impl_.pool.Page(layer, sequence.blocks[page]), page_bytes));
+    BGTQ_RETURN_IF_ERROR(
+        impl_.memory().Read(out + page * page_bytes, impl_.Page(sequence, layer, first + page), page_bytes));
   }
   if (TurnsKeys()) {
     for (int64_t tile = 0; tile < pages * impl_.geometry.kv_heads; ++tile) {
@@ -139,12 +145,12 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
   if (state.length == 0) return Status::Ok();
   CacheMemory& memory = impl_.memory();
   const KvCache::Impl::TileRange window = impl_.WindowRange(state);
-  const int64_t pages = StoredPages(state);
   const bool transpose = TurnsKeys();
   std::vector<std::byte> turned;
   size_t next = 1;  // after the tokens
   for (int layer = 0; layer < impl_.geometry.layers; ++layer) {
-    const int64_t bytes = impl_.pool.page_bytes(layer);
+    const int64_t bytes = impl_.page_bytes(layer), first = FirstStored(layer, state);
+    const int64_t pages = StoredPages(state) - first;
     const std::byte* page_data = pages > 0 ? tensors[next++].data() : nullptr;
     for (int64_t page = 0; page < pages; ++page) {
       const std::byte* data = page_data + page * bytes;
@@ -156,7 +162,7 @@ Status SessionCodec::Scatter(SequenceId id, const SequenceState& state,
         }
         data = turned.data();
       }
-      BGTQ_RETURN_IF_ERROR(memory.Write(impl_.pool.Page(layer, sequence.blocks[page]), data, bytes));
+      BGTQ_RETURN_IF_ERROR(memory.Write(impl_.Page(sequence, layer, first + page), data, bytes));
     }
     if (window.count() > 0) {
       const std::byte* data = tensors[next++].data();

@@ -90,7 +90,7 @@ struct ModelFingerprint {
   double rope_freq_base = 0;
   int rotary_dims = 0;
   std::string rope_pairing;       // "norm" or "neox": in GGUF files
-  std::string rope_scaling_hash;  // xxh3-64 of divisors (rounded), linear scale and attention factor, hex
+  std::string rope_scaling_hash;  // xxh3-64 of divisors (rounded), scales and the layers' windows, hex
   std::string key_weights_hash;   // xxh3-64 of every layer's k-projection (models/fingerprint.cc), hex
   /// Every field in one line: what identifies the model of an uncompressed session.
   std::string Text() const;

@@ -62,10 +62,11 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
     slices_.push_back({item.sequence, static_cast<int64_t>(tokens_.size()), count,
                        cache_->state(item.sequence).length, options.strict});
     if (slices_.back().first_position + count > config.max_positions) {
-      return Status(ErrorCode::kUnsupported,
-                    fmt::format("{} tokens: this model's RoPE changes past {} (longrope or dynamic scaling), "
-                                "which this build does not support",
-                                slices_.back().first_position + count, config.max_positions));
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("{} tokens: this model's RoPE (longrope or dynamic scaling) is another past {}, which "
+                      "keys in the cache cannot follow: open it for longer sequences (--rope-context)",
+                      slices_.back().first_position + count, config.max_positions));
     }
     tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
   }

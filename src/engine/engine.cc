@@ -72,11 +72,20 @@ struct Engine::Impl {
     std::vector<Token> prompt(c.tokens.begin() + stored, c.tokens.end());
     prompt.insert(prompt.end(), added.begin(), added.end());
     std::vector<Token> history(c.tokens.begin(), c.tokens.begin() + stored);
-    Result<GenerateResult> result = Generate(*context, c.sequence, history, prompt, options);
-    if (!result.ok()) {
-      BGTQ_RETURN_IF_ERROR(context->cache().Truncate(c.sequence, stored));
-      return result.status();
+    KvCache& cache = context->cache();
+    // Layers with a window forget what a longer sequence does not see: then a copy is what it goes back to.
+    std::optional<SequenceId> before;
+    if (cache.has_windows()) {
+      BGTQ_ASSIGN_OR_RETURN(before, cache.ForkSequence(c.sequence, stored));
     }
+    Result<GenerateResult> result = Generate(*context, c.sequence, history, prompt, options);
+    if (!result.ok() && before.has_value()) std::swap(c.sequence, *before);
+    if (before.has_value()) {
+      cache.RemoveSequence(*before);
+    } else if (!result.ok()) {
+      BGTQ_RETURN_IF_ERROR(cache.Truncate(c.sequence, stored));
+    }
+    if (!result.ok()) return result.status();
     c.tokens = std::move(history);
     emit(stream.Finish());
     generation.prompt_tokens = result->prompt_tokens;
@@ -119,7 +128,9 @@ Result<std::unique_ptr<Engine>> Engine::Open(const EngineConfig& config) {
   }
   BGTQ_ASSIGN_OR_RETURN(m.plan, ObtainPlan(*m.model, choice, BundledCalibrationText(), log, {}));
   if (m.plan.has_value()) choice.recipe = m.plan->recipe;
-  const int64_t tokens = config.context_tokens > 0 ? config.context_tokens : m.model->config().context_length;
+  int64_t tokens = config.context_tokens > 0 ? config.context_tokens : m.model->config().context_length;
+  if (m.model->config().window > 0)
+    tokens += choice.recent + 2 * kPageTokens;  // the copy that Continue makes
   BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(choice, tokens));
   BGTQ_ASSIGN_OR_RETURN(m.context, Context::Create(*m.model, cache, m.plan.has_value() ? &*m.plan : nullptr));
   return engine;

@@ -23,10 +23,11 @@ Result<FolderTokenizer> OpenTokenizer(const ModelSource& source) {
 }  // namespace
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::Open(const std::string& path, const BackendOptions& backend,
-                                                       TokenizerUse use) {
+                                                       TokenizerUse use, int64_t rope_context) {
   auto loaded = std::make_unique<LoadedModel>();
   loaded->path_ = path;
   BGTQ_ASSIGN_OR_RETURN(loaded->source_, OpenModelSource(path));
+  loaded->source_->SetRopeContext(rope_context);
   BGTQ_ASSIGN_OR_RETURN(loaded->backend_, CreateBackend(backend));
   BGTQ_ASSIGN_OR_RETURN(loaded->model_, LoadModel(*loaded->source_, *loaded->backend_));
   Result<FolderTokenizer> tokenizer = OpenTokenizer(*loaded->source_);

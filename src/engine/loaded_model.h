@@ -22,9 +22,11 @@ enum class TokenizerUse {
 
 class LoadedModel {
  public:
-  /// Errors: those of OpenModelSource, CreateBackend, LoadModel, Tokenizer::FromGguf and LoadTokenizerFolder.
+  /// rope_context: see ModelSource::SetRopeContext. Errors: those of OpenModelSource, CreateBackend,
+  /// LoadModel, Tokenizer::FromGguf and LoadTokenizerFolder.
   static Result<std::unique_ptr<LoadedModel>> Open(const std::string& path, const BackendOptions& backend,
-                                                   TokenizerUse use = TokenizerUse::kNeeded);
+                                                   TokenizerUse use = TokenizerUse::kNeeded,
+                                                   int64_t rope_context = 0);
 
   const std::string& path() const { return path_; }
   const ModelSource& source() const { return *source_; }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 namespace blockgtq {
 namespace {
@@ -20,8 +21,8 @@ class Bench {
     sequences_ = {first};
     Status status = Warm();
     for (size_t i = 0; i < options_.depths.size() && status.ok(); ++i) status = RunDepth(options_.depths[i]);
-    KeepOne();
-    context_.cache().RemoveSequence(first);
+    RemoveAll();
+    Forget();
     if (!status.ok()) return status;
     if (rows_.empty()) {
       return Status(ErrorCode::kInvalidArgument,
@@ -39,11 +40,31 @@ class Bench {
     return context_.cache().Truncate(sequences_[0], 0);
   }
 
-  Status TruncateAll(int64_t length) {
-    for (const SequenceId sequence : sequences_) {
-      BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequence, length));
+  /// Every sequence as it was at `depth`, for the next repetition.
+  Status Rewind(int64_t depth) {
+    KvCache& cache = context_.cache();
+    if (!kept_.has_value()) {
+      for (const SequenceId sequence : sequences_) BGTQ_RETURN_IF_ERROR(cache.Truncate(sequence, depth));
+      return Status::Ok();
+    }
+    const size_t count = sequences_.size();
+    RemoveAll();
+    while (sequences_.size() < count) {
+      BGTQ_ASSIGN_OR_RETURN(const SequenceId copy,
+                            cache.ForkSequence(*kept_, depth, /*share=*/sequences_.empty()));
+      sequences_.push_back(copy);
     }
     return Status::Ok();
+  }
+
+  void RemoveAll() {
+    for (const SequenceId sequence : sequences_) context_.cache().RemoveSequence(sequence);
+    sequences_.clear();
+  }
+
+  void Forget() {
+    if (kept_.has_value()) context_.cache().RemoveSequence(*kept_);
+    kept_.reset();
   }
 
   void KeepOne() {
@@ -63,8 +84,12 @@ class Bench {
     const bool prompt = Fits("pp", options_.prompt, depth), generate = Fits("tg", options_.generate, depth);
     if (!prompt && !generate) return Status::Ok();
     if (options_.progress) options_.progress(fmt::format("filling {} tokens", depth));
-    const int64_t have = context_.cache().state(sequences_[0]).length;
-    if (have > depth) BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequences_[0], depth));
+    int64_t have = context_.cache().state(sequences_[0]).length;
+    const bool windows = context_.cache().has_windows();
+    if (have > depth) {  // a cache with windows cannot go back so far: it begins anew
+      have = windows ? 0 : depth;
+      BGTQ_RETURN_IF_ERROR(context_.cache().Truncate(sequences_[0], have));
+    }
     const int64_t run = options_.fill > 0 ? std::min(depth, options_.fill) : depth;
     if (have < run) BGTQ_RETURN_IF_ERROR(Append(run - have, false));
     if (const int64_t missing = depth - std::max(have, run); missing > 0) {
@@ -75,16 +100,19 @@ class Bench {
       }
       BGTQ_RETURN_IF_ERROR(context_.cache().InsertCopies(sequences_[0], missing / kPageTokens));
     }
+    if (windows) {
+      BGTQ_ASSIGN_OR_RETURN(kept_, context_.cache().ForkSequence(sequences_[0], depth));
+    }
     if (prompt) BGTQ_RETURN_IF_ERROR(Measure("pp", options_.prompt, depth, false));
-    if (!generate) return Status::Ok();
-    while (static_cast<int64_t>(sequences_.size()) < options_.sequences) {
+    while (generate && static_cast<int64_t>(sequences_.size()) < options_.sequences) {
       BGTQ_ASSIGN_OR_RETURN(const SequenceId copy,
                             context_.cache().ForkSequence(sequences_[0], depth, /*share=*/false));
       sequences_.push_back(copy);
     }
-    Status status = Measure("tg", options_.generate, depth, true);
+    if (generate) BGTQ_RETURN_IF_ERROR(Measure("tg", options_.generate, depth, true));
     KeepOne();
-    return status;
+    Forget();
+    return Status::Ok();
   }
 
   Status Measure(const char* kind, int64_t tokens, int64_t depth, bool one_by_one) {
@@ -95,7 +123,7 @@ class Bench {
     row.sequences = static_cast<int64_t>(sequences_.size());
     // Not timed: what a device does once for a shape (plans of its libraries, captured graphs).
     BGTQ_RETURN_IF_ERROR(Append(one_by_one ? std::min<int64_t>(tokens, 3) : tokens, one_by_one));
-    BGTQ_RETURN_IF_ERROR(TruncateAll(depth));
+    BGTQ_RETURN_IF_ERROR(Rewind(depth));
     std::vector<double> speeds;
     for (int r = 0; r < options_.repetitions; ++r) {
       if (options_.progress)
@@ -107,7 +135,7 @@ class Bench {
       row.kv_bytes = 0;
       row.device_bytes = context_.model().backend().device_bytes();
       for (const SequenceId sequence : sequences_) row.kv_bytes += context_.cache().SequenceBytes(sequence);
-      BGTQ_RETURN_IF_ERROR(TruncateAll(depth));
+      BGTQ_RETURN_IF_ERROR(Rewind(depth));
     }
     double sum = 0, squares = 0;
     for (double s : speeds) sum += s;
@@ -148,6 +176,7 @@ class Bench {
   std::span<const Token> text_;
   const SpeedOptions& options_;
   std::vector<SequenceId> sequences_;  // more than one only while they decode together
+  std::optional<SequenceId> kept_;     // the first at the present depth, where sequences cannot be cut
   size_t next_ = 0;
   std::vector<SpeedRow> rows_;
 };

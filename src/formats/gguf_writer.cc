@@ -59,6 +59,18 @@ void PutValue(Bytes& out, const GgufWriteValue& value) {
       out.Put<uint64_t>(v.size());
       for (const int32_t item : v) out.Put(item);
     }
+    void operator()(const std::vector<bool>& v) const {
+      out.Put<uint32_t>(9);
+      out.Put<uint32_t>(7);
+      out.Put<uint64_t>(v.size());
+      for (const bool item : v) out.Put<uint8_t>(item ? 1 : 0);
+    }
+    void operator()(const std::vector<std::string>& v) const {
+      out.Put<uint32_t>(9);
+      out.Put<uint32_t>(8);
+      out.Put<uint64_t>(v.size());
+      for (const std::string& item : v) out.Text(item);
+    }
   };
   std::visit(Writer{out}, value);
 }

@@ -16,7 +16,8 @@
 namespace blockgtq {
 
 /// The kinds that GGUF files of models use.
-using GgufWriteValue = std::variant<uint32_t, float, bool, std::string, std::vector<int32_t>>;
+using GgufWriteValue = std::variant<uint32_t, float, bool, std::string, std::vector<int32_t>,
+                                    std::vector<bool>, std::vector<std::string>>;
 using GgufMetadata = std::vector<std::pair<std::string, GgufWriteValue>>;
 
 struct GgufWriteTensor {

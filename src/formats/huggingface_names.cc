@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
+#include <vector>
 
 namespace blockgtq {
 namespace {
@@ -97,6 +99,30 @@ GgufTensorName ToGgufName(const HuggingFaceFamily& family, std::string_view stor
   }
   if (rest == "mlp.gate.e_score_correction_bias") return {named("exp_probs_b.bias")};
   return {std::string(stored)};
+}
+
+std::string StoredNames(const HuggingFaceFamily& family, std::string_view gguf) {
+  std::vector<std::string> candidates;
+  std::string_view rest = gguf;
+  if (const std::optional<int> layer = TakeNumber("blk.", &rest)) {
+    const auto add = [&](std::string_view of_layer) {
+      candidates.push_back(fmt::format("model.layers.{}.{}", *layer, of_layer));
+    };
+    for (const HuggingFaceTensorName& name : family.layer_tensors) add(name.stored);
+    for (const HuggingFaceTensorName& name : kModules) {
+      for (const char* suffix : {".weight", ".bias"}) add(std::string(name.stored) + suffix);
+    }
+    for (const HuggingFaceTensorName& name : kExpertTensors)
+      add(fmt::format("mlp.experts.0.{}", name.stored));
+  } else {
+    for (const HuggingFaceTensorName& name : kWhole) candidates.emplace_back(name.stored);
+  }
+  std::vector<std::string> names;
+  for (const std::string& candidate : candidates) {
+    const bool known = std::find(names.begin(), names.end(), candidate) != names.end();
+    if (!known && ToGgufName(family, candidate).name == gguf) names.push_back(candidate);
+  }
+  return names.empty() ? std::string(gguf) : fmt::format("{}", fmt::join(names, " or "));
 }
 
 }  // namespace blockgtq

@@ -152,6 +152,11 @@ Result<int64_t> ModelKeys::Dimension(std::string_view key, int64_t limit) const 
   return value;
 }
 
+bool ModelKeys::Says(std::string_view key) const {
+  const ModelValue* value = Peek(key);
+  return value != nullptr && !SaysNothing(*value);
+}
+
 Status ModelKeys::CheckAllRead(std::span<const std::string_view> harmless) const {
   for (const auto& [key, entry] : entries_) {
     if (read_.contains(key) || SaysNothing(entry.value)) continue;

@@ -34,6 +34,8 @@ class ModelKeys {
   bool Has(std::string_view key) const;
   /// The value whatever its type, or null; does not count as read.
   const ModelValue* Peek(std::string_view key) const;
+  /// Whether there is a value that is not 0, false, an empty text or an empty list; does not count as read.
+  bool Says(std::string_view key) const;
   /// A list, one value a layer for instance, where others have a single value.
   bool IsList(std::string_view key) const;
 

@@ -54,12 +54,19 @@ class ModelSource {
   const std::string& architecture() const { return architecture_; }
   const ModelKeys& keys() const { return keys_; }
   std::span<const ModelTensor> tensors() const { return tensors_; }
+  /// Whoever opens the model, before it is loaded: the longest sequence that its RoPE is to be made for,
+  /// where that changes with the length (dynamic, longrope); 0: the length that it was trained on.
+  void SetRopeContext(int64_t tokens) { rope_context_ = tokens; }
+  int64_t rope_context() const { return rope_context_; }
   /// The channels that RoPE pairs, in the stored rows of Q and K, of a family that has `gguf` in GGUF files:
   /// conversion to GGUF reorders the rows of some families.
   virtual RopePairing StoredPairing(RopePairing gguf) const = 0;
 
   /// nullptr when absent. Looking is not using: see Take.
   const ModelTensor* Find(std::string_view name) const;
+  /// What the file would call a tensor of this name, for messages about one that it lacks: "A", or "A or B"
+  /// where families differ.
+  virtual std::string Spell(std::string_view name) const { return std::string(name); }
   /// The same, for a forward pass that uses the tensor.
   const ModelTensor* Take(std::string_view name) const;
   /// A tensor that the forward pass would ignore means that the model computes something else. Errors:
@@ -81,6 +88,7 @@ class ModelSource {
   std::vector<ModelTensor> tensors_;
 
  private:
+  int64_t rope_context_ = 0;
   std::map<std::string_view, const ModelTensor*> by_name_;
   mutable std::set<const ModelTensor*> taken_;
 };

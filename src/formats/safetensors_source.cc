@@ -77,6 +77,7 @@ class SafetensorsSource : public ModelSource {
   }
 
   RopePairing StoredPairing(RopePairing) const override { return family_->pairing; }
+  std::string Spell(std::string_view name) const override { return StoredNames(*family_, name); }
 
  private:
   Status Corrupt(const std::string& what) const {

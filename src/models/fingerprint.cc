@@ -84,6 +84,11 @@ ModelFingerprint FingerprintOf(const ModelConfig& config, const ModelSource& sou
   XXH64_hash_t scaling = XXH3_64bits_withSeed(factors.data(), sizeof(factors), HashDivisors(config.rope));
   if (config.window_rope.has_value())
     scaling = XXH3_64bits_withSeed(&config.window_rope->freq_base, sizeof(double), scaling);
+  if (config.window > 0) {  // what a layer's keys were computed from
+    std::vector<int64_t> windows(static_cast<size_t>(config.layers));
+    for (int l = 0; l < config.layers; ++l) windows[static_cast<size_t>(l)] = config.window_of(l);
+    scaling = XXH3_64bits_withSeed(windows.data(), windows.size() * sizeof(int64_t), scaling);
+  }
   f.rope_scaling_hash = Hex(scaling);
   // The tensors that make keys, whichever of them the family has.
   static constexpr const char* kKeyTensors[] = {

@@ -62,7 +62,7 @@ struct ModelConfig {
   ExpertConfig experts{};
   LatentConfig latent{};
 
-  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim, latent.rank}; }
+  CacheGeometry cache_geometry() const { return {layers, kv_heads, head_dim, latent.rank, window, windowed}; }
   /// The window of a layer; 0: it sees all.
   int64_t window_of(int layer) const {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] != 0 ? window : 0;

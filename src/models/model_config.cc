@@ -272,7 +272,8 @@ Result<ModelConfig> ReadModelConfig(const ModelSource& source, const ConfigDefau
   BGTQ_ASSIGN_OR_RETURN(config.norm_epsilon,
                         PositiveFloat(keys, "attention.layer_norm_rms_epsilon", epsilon));
   const ModelTensor* table = source.Find("token_embd.weight");
-  if (table == nullptr) return Corrupt(source, "tensor token_embd.weight is missing");
+  if (table == nullptr)
+    return Corrupt(source, fmt::format("tensor {} is missing", source.Spell("token_embd.weight")));
   config.vocabulary = table->rows;
   // GGUF's, where there is one, may count tokens that a conversion has added or left out.
   if (source.gguf() == nullptr && keys.Has("vocab_size")) {

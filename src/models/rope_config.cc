@@ -130,6 +130,24 @@ Result<RopeScaling> ReadScaling(const ModelSource& source, int64_t context_lengt
   return s;
 }
 
+/// LongRoPE has factors up to the model's context; a dynamic base has no end of its own.
+Status CheckRopeContext(const ModelSource& source, const RopeScaling& scaling, int64_t context_length) {
+  const int64_t wanted = source.rope_context();
+  if (wanted == 0) return Status::Ok();
+  const auto refuse = [&](const std::string& what) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: a RoPE for {} tokens: {}", source.name(), wanted, what));
+  };
+  const bool is_long = scaling.type == RopeScalingType::kLongRope;
+  if (!is_long && scaling.type != RopeScalingType::kDynamic) {
+    return refuse("this model's does not change with the length (dynamic and longrope do)");
+  }
+  if (wanted < 0) return refuse("give a number from 1 up");
+  if (is_long && wanted > context_length)
+    return refuse(fmt::format("the model's context is {}", context_length));
+  return Status::Ok();
+}
+
 }  // namespace
 
 Status ReadRope(const ModelSource& source, double window_base, ModelConfig& config) {
@@ -147,10 +165,13 @@ Status ReadRope(const ModelSource& source, double window_base, ModelConfig& conf
   const RopeConfig plain = rope;
   BGTQ_ASSIGN_OR_RETURN(const RopeScaling scaling,
                         ReadScaling(source, config.context_length, rope.rotary_dims));
-  // Frequencies that change with the length: those of the original context, beyond which a run is refused.
-  const int64_t positions = scaling.original_context > 0
-                                ? std::min(config.context_length, scaling.original_context)
-                                : config.context_length;
+  // Frequencies that change with the length: those of the sequence that was asked for, or of the original
+  // context. Cached keys cannot follow, so they hold for every sequence, and longer ones are refused.
+  BGTQ_RETURN_IF_ERROR(CheckRopeContext(source, scaling, config.context_length));
+  int64_t positions = scaling.original_context > 0 ? std::min(config.context_length, scaling.original_context)
+                                                   : config.context_length;
+  positions = std::max(positions, source.rope_context());
+  config.context_length = std::max(config.context_length, source.rope_context());
   const Result<int64_t> valid = ApplyRopeScaling(scaling, positions, rope);
   if (!valid.ok()) return valid.status().WithContext(source.name());
   config.max_positions = *valid;

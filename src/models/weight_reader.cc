@@ -10,7 +10,8 @@ namespace blockgtq {
 Result<const ModelTensor*> WeightReader::Find(const std::string& name, int64_t rows, int64_t cols) const {
   const ModelTensor* tensor = source_.Take(name);
   if (tensor == nullptr) {
-    return Status(ErrorCode::kCorruptFile, fmt::format("{}: tensor {} is missing", source_.name(), name));
+    return Status(ErrorCode::kCorruptFile,
+                  fmt::format("{}: tensor {} is missing", source_.name(), source_.Spell(name)));
   }
   if (tensor->rows != rows || tensor->cols != cols) {
     const std::array<int64_t, 2> wanted = {rows, cols};

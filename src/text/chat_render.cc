@@ -121,7 +121,7 @@ std::string_view AfterLast(std::string_view text, std::string_view mark) {
   return at == std::string_view::npos ? text : text.substr(at + mark.size());
 }
 
-std::string RenderQwen3(Messages messages, Tools tools) {
+std::string RenderQwen3(const RecognizedTemplate& chat, Messages messages, Tools tools) {
   // The last question: the last user message that is no tool's response in disguise.
   size_t last_query = messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;) {
@@ -148,12 +148,12 @@ std::string RenderQwen3(Messages messages, Tools tools) {
     std::string_view content = messages[i].content, thinking;
     out.append("<|im_start|>").append(role).append("\n");
     if (role == "assistant") {
-      if (const size_t end = content.find(kThinkEnd); end != std::string_view::npos) {
+      if (const size_t end = content.find(kThinkEnd); chat.strips_thinking && end != std::string_view::npos) {
         thinking = StripLeft(AfterLast(StripRight(content.substr(0, end)), kThinkBegin));
         content = StripLeft(AfterLast(content, kThinkEnd));
       }
       const bool says_nothing = content.empty();
-      if (i > last_query && (i + 1 == messages.size() || !thinking.empty())) {
+      if (chat.strips_thinking && i > last_query && (i + 1 == messages.size() || !thinking.empty())) {
         out.append("<think>\n").append(StripRight(thinking)).append("\n</think>\n\n");
         content = StripLeft(content);
       }
@@ -166,7 +166,7 @@ std::string RenderQwen3(Messages messages, Tools tools) {
     }
     out.append(content).append("<|im_end|>\n");
   }
-  return out.append("<|im_start|>assistant\n");
+  return out.append(chat.generation);
 }
 
 Status MustAlternate(size_t message) {
@@ -179,15 +179,17 @@ Status MustAlternate(size_t message) {
 
 Result<std::string> RenderMistral(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
   const size_t first = messages[0].role == "system" ? 1 : 0;
+  const bool spaced = chat.kind == ChatTemplate::kMistralV3;
   std::string out;
   for (size_t i = first; i < messages.size(); ++i) {
     const bool user = messages[i].role == "user";
     if (user != ((i - first) % 2 == 0) || messages[i].role == "system") return MustAlternate(i);
     if (!user) {
-      out.append(messages[i].content).append(chat.eos_token);
+      const std::string_view content = messages[i].content;
+      out.append(spaced ? " " : "").append(spaced ? Trim(content) : content).append(chat.eos_token);
       continue;
     }
-    out.append("[INST]");
+    out.append(spaced ? "[INST] " : "[INST]");
     if (first == 1 && i + 1 == messages.size()) out.append(messages[0].content).append("\n\n");
     out.append(messages[i].content).append("[/INST]");
   }
@@ -201,6 +203,20 @@ std::string RenderGlm4(const RecognizedTemplate& chat, std::span<const ChatMessa
       out.append("<|").append(message.role).append("|>\n").append(message.content);
   }
   return out.append(chat.generation);
+}
+
+std::string RenderGlm4Sorted(const RecognizedTemplate& chat, Messages messages) {
+  std::string system, turns;
+  for (const ChatMessage& message : messages) {
+    const std::string_view content = message.content;
+    if (message.role == "system") {
+      system.append("<|system|>\n").append(content);
+    } else {
+      turns.append("<|").append(message.role).append("|>\n");
+      turns.append(chat.strips_thinking ? Trim(AfterLast(content, kThinkEnd)) : content);
+    }
+  }
+  return "[gMASK]<sop>" + system + turns + chat.generation;
 }
 
 std::string RenderDeepSeek2(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
@@ -261,6 +277,14 @@ std::string RenderPhi3NoSystem(std::span<const ChatMessage> messages) {
   return out;
 }
 
+std::string RenderPhi4Mini(std::span<const ChatMessage> messages) {
+  std::string out;
+  for (const ChatMessage& message : messages) {
+    out.append("<|").append(message.role).append("|>").append(message.content).append("<|end|>");
+  }
+  return out.append("<|assistant|>");
+}
+
 std::string RenderTulu(const RecognizedTemplate& chat, std::span<const ChatMessage> messages) {
   std::string out;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -304,13 +328,16 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::spa
     case ChatTemplate::kChatMl:
       return RenderChatMl(chat_template, messages, tools);
     case ChatTemplate::kQwen3:
-      return RenderQwen3(messages, tools);
+      return RenderQwen3(chat_template, messages, tools);
     case ChatTemplate::kLlama3:
       return RenderLlama3(chat_template, messages);
     case ChatTemplate::kMistral:
+    case ChatTemplate::kMistralV3:
       return RenderMistral(chat_template, messages);
     case ChatTemplate::kGlm4:
       return RenderGlm4(chat_template, messages);
+    case ChatTemplate::kGlm4Sorted:
+      return RenderGlm4Sorted(chat_template, messages);
     case ChatTemplate::kDeepSeek2:
       return RenderDeepSeek2(chat_template, messages);
     case ChatTemplate::kDeepSeekR1:
@@ -321,6 +348,8 @@ Result<std::string> RenderChat(const RecognizedTemplate& chat_template, std::spa
       return RenderPhi3(messages);
     case ChatTemplate::kPhi3NoSystem:
       return RenderPhi3NoSystem(messages);
+    case ChatTemplate::kPhi4Mini:
+      return RenderPhi4Mini(messages);
     case ChatTemplate::kTulu:
       return RenderTulu(chat_template, messages);
   }

@@ -32,11 +32,75 @@ namespace {
   "else %}"                                                                                                 \
   "{{ '<|im_start|>' + message.role + '\\n' + content }}{% endif %}{% if message.tool_calls %}{% anything " \
   "%}"                                                                                                      \
-  "{% endif %}{{ '<|im_end|>\\n' }}{% elif message.role == 'tool' %}{% anything %}{% endfor %}"             \
-  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"                                          \
-  "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% "  \
-  "endif %}"                                                                                                \
+  "{% endif %}{{ '<|im_end|>\\n' }}{% elif message.role == 'tool' %}{% anything %}{% endfor %}"
+// The switch of thinking, of the models that have one; the others (2507) always think.
+#define BGTQ_QWEN3_OPEN                                                                                    \
+  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"                                         \
+  "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% " \
+  "endif %}"                                                                                               \
   "{% endif %}"
+#define BGTQ_QWEN3_THINK "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+#define BGTQ_QWEN3_LATER                                                                                \
+  BGTQ_QWEN3_START("message.content is string and ")                                                    \
+  "{% for message in messages %}{% if message.content is string %}{% set content = message.content %}"  \
+  "{% else %}{% set content = '' %}{% endif %}"                                                         \
+  "{% if (message.role == 'user') or (message.role == 'system' and not loop.first) %}"                  \
+  "{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}"                        \
+  "{% elif message.role == 'assistant' %}{% set reasoning_content = '' %}"                              \
+  "{% if message.reasoning_content is string %}{% set reasoning_content = message.reasoning_content %}" \
+  "{% else %}{% if '</think>' in content %}{% set reasoning_content = "                                 \
+  "content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"                    \
+  "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END
+// Qwen 3 Instruct (2507) does not think.
+#define BGTQ_QWEN3_INSTRUCT                                                                            \
+  "{% if tools %}{% anything %}{% else %}{% if messages[0].role == 'system' %}"                        \
+  "{{ '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{% endif %}{% endif %}"        \
+  "{% for message in messages %}{% if message.content is string %}{% set content = message.content %}" \
+  "{% else %}{% set content = '' %}{% endif %}"                                                        \
+  "{% if (message.role == 'user') or (message.role == 'system' and not loop.first) %}"                 \
+  "{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}"                       \
+  "{% elif message.role == 'assistant' %}{{ '<|im_start|>' + message.role + '\\n' + content }}"        \
+  "{% if message.tool_calls %}{% anything %}{% endif %}{{ '<|im_end|>\\n' }}"                          \
+  "{% elif message.role == 'tool' %}{% anything %}{% endfor %}"                                        \
+  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+#define BGTQ_MISTRAL(inst, calls, answer)                                                                  \
+  "{% if messages[0].role == 'system' %}{% set system_message = messages[0].content %}"                    \
+  "{% set loop_messages = messages[1:] %}{% else %}{% set loop_messages = messages %}{% endif %}"          \
+  "{% if not tools is defined %}{% set tools = none %}{% endif %}"                                         \
+  "{% set user_messages = loop_messages | selectattr('role', 'equalto', 'user') | list %}"                 \
+  "{% set ns = namespace() %}{% set ns.index = 0 %}{% for message in loop_messages %}"                     \
+  "{% if not (message.role == 'tool' or message.role == 'tool_results' or "                                \
+  "(message.tool_calls is defined and message.tool_calls is not none)) %}"                                 \
+  "{% if (message.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('After the optional system " \
+  "message, conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"           \
+  "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}{{ bos_token }}"                                \
+  "{% for message in loop_messages %}"                                                                     \
+  "{% if message.role == 'user' %}{% if tools is not none and (message == user_messages[-1]) %}"           \
+  "{% anything %}{% endif %}{% if loop.last and system_message is defined %}"                              \
+  "{{ '" inst                                                                                              \
+  "' + system_message + '\\n\\n' + message.content + '[/INST]' }}{% else %}"                               \
+  "{{ '" inst                                                                                              \
+  "' + message.content + '[/INST]' }}{% endif %}"                                                          \
+  "{% elif " calls " %}{% anything %}{% elif message.role == 'assistant' %}{{ " answer                     \
+  " + eos_token }}"                                                                                        \
+  "{% elif message.role == 'tool_results' or message.role == 'tool' %}{% anything %}"                      \
+  "{% else %}{{ raise_exception('Only user and assistant roles are supported, with the exception of an "   \
+  "initial optional system message!') }}{% endif %}{% endfor %}"
+// GLM 0414: `visible` is what is written of a message.
+#define BGTQ_GLM4_SORTED(set_visible, visible, open)                                                        \
+  "[gMASK]<sop>{% if tools %}{% anything %}{% endif %}{% for msg in messages %}{% if msg.role == 'system' " \
+  "%}"                                                                                                      \
+  "<|system|>\n{{ msg.content }}{% endif %}{% endfor %}"                                                    \
+  "{% for message in messages if message.role != 'system' %}{% set role = message.role %}"                  \
+  "{% set content = message.content %}" set_visible                                                         \
+  "{% set meta = message.get('metadata', '') %}"                                                            \
+  "{% if role == 'user' %}<|user|>\n{{ " visible                                                            \
+  " }}{% elif role == 'assistant' and not meta %}"                                                          \
+  "<|assistant|>\n{{ " visible                                                                              \
+  " }}{% elif role == 'assistant' and meta %}{% anything %}"                                                \
+  "{% elif role == 'observation' %}<|observation|>\n{{ " visible                                            \
+  " }}{% endif %}{% endfor %}"                                                                              \
+  "{% if add_generation_prompt %}" open "{% endif %}"
 #define BGTQ_GLM4                                                                                 \
   "[gMASK]<sop>{% for item in messages %}{% if item.tools is defined %}{% anything %}{% endif %}" \
   "{% if item.content %}<|{{ item.role }}|>{{ item.metadata }}\n{{ item.content }}{% endif %}{% endfor %}"
@@ -165,59 +229,36 @@ constexpr ChatShape kShapes[] = {
              "{% set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
              "{% set reasoning_content = "
              "message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1]"
-             ".lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END,
-     "", "", false, true, ToolForm::kQwen3, kQwen3Tools},
-    {ChatTemplate::kQwen3,
-     BGTQ_QWEN3_START(
-         "message.content is string and ") "{% for message in messages %}"
-                                           "{% if message.content is string %}{% set content = "
-                                           "message.content %}{% else %}{% set content = '' %}{% endif %}"
-                                           "{% if (message.role == 'user') or (message.role == 'system' and "
-                                           "not loop.first) %}"
-                                           "{{ '<|im_start|>' + message.role + '\\n' + content + "
-                                           "'<|im_end|>' + '\\n' }}"
-                                           "{% elif message.role == 'assistant' %}{% set reasoning_content = "
-                                           "'' %}"
-                                           "{% if message.reasoning_content is string %}{% set "
-                                           "reasoning_content = message.reasoning_content %}{% else %}"
-                                           "{% if '</think>' in content %}"
-                                           "{% set reasoning_content = "
-                                           "content.split('</"
-                                           "think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
-                                           "{% set content = content.split('</think>')[-1].lstrip('\\n') "
-                                           "%}{% endif %}{% endif %}" BGTQ_QWEN3_END,
-     "", "", false, true, ToolForm::kQwen3, kQwen3LaterTools},
-    // Mistral Nemo.
+             ".lstrip('\\n') %}{% endif %}{% endif %}" BGTQ_QWEN3_END BGTQ_QWEN3_OPEN,
+     "", "<|im_start|>assistant\n", false, true, ToolForm::kQwen3, kQwen3Tools},
+    {ChatTemplate::kQwen3, BGTQ_QWEN3_LATER BGTQ_QWEN3_OPEN, "", "<|im_start|>assistant\n", false, true,
+     ToolForm::kQwen3, kQwen3LaterTools},
+    // Qwen 3 Thinking (2507).
+    {ChatTemplate::kQwen3, BGTQ_QWEN3_LATER BGTQ_QWEN3_THINK, "", "<|im_start|>assistant\n<think>\n", false,
+     true, ToolForm::kQwen3, kQwen3LaterTools},
+    // Qwen 3 Instruct (2507).
+    {ChatTemplate::kQwen3, BGTQ_QWEN3_INSTRUCT, "", "<|im_start|>assistant\n", false, false, ToolForm::kQwen3,
+     kQwen3LaterTools},
+    // Mistral Nemo, and 7B Instruct v0.3.
     {ChatTemplate::kMistral,
-     "{% if messages[0].role == 'system' %}{% set system_message = messages[0].content %}"
-     "{% set loop_messages = messages[1:] %}{% else %}{% set loop_messages = messages %}{% endif %}"
-     "{% if not tools is defined %}{% set tools = none %}{% endif %}"
-     "{% set user_messages = loop_messages | selectattr('role', 'equalto', 'user') | list %}"
-     "{% set ns = namespace() %}{% set ns.index = 0 %}{% for message in loop_messages %}"
-     "{% if not (message.role == 'tool' or message.role == 'tool_results' or "
-     "(message.tool_calls is defined and message.tool_calls is not none)) %}"
-     "{% if (message.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('After the optional system "
-     "message, "
-     "conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-     "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}{{ bos_token }}{% for message in loop_messages "
-     "%}"
-     "{% if message.role == 'user' %}{% if tools is not none and (message == user_messages[-1]) %}{% "
-     "anything %}"
-     "{% endif %}{% if loop.last and system_message is defined %}"
-     "{{ '[INST]' + system_message + '\\n\\n' + message.content + '[/INST]' }}{% else %}"
-     "{{ '[INST]' + message.content + '[/INST]' }}{% endif %}"
-     "{% elif (message.tool_calls is defined and message.tool_calls is not none) %}{% anything %}"
-     "{% elif message.role == 'assistant' %}{{ message.content + eos_token }}"
-     "{% elif message.role == 'tool_results' or message.role == 'tool' %}{% anything %}"
-     "{% else %}{{ raise_exception('Only user and assistant roles are supported, with the exception of an "
-     "initial "
-     "optional system message!') }}{% endif %}{% endfor %}",
+     BGTQ_MISTRAL("[INST]", "(message.tool_calls is defined and message.tool_calls is not none)",
+                  "message.content"),
+     "", "", true},
+    {ChatTemplate::kMistralV3,
+     BGTQ_MISTRAL("[INST] ", "message.tool_calls is defined and message.tool_calls is not none",
+                  "' ' + message.content | trim"),
      "", "", true},
     // GLM-4.
     {ChatTemplate::kGlm4, BGTQ_GLM4 "{% if add_generation_prompt %}<|assistant|>\n{% endif %}", "",
      "<|assistant|>\n"},
     {ChatTemplate::kGlm4, BGTQ_GLM4 "{% if add_generation_prompt %}<|assistant|>{% endif %}", "",
      "<|assistant|>"},
+    // GLM-4 and GLM-Z1 of 0414.
+    {ChatTemplate::kGlm4Sorted, BGTQ_GLM4_SORTED("", "content", "<|assistant|>"), "", "<|assistant|>"},
+    {ChatTemplate::kGlm4Sorted,
+     BGTQ_GLM4_SORTED("{% set visible = content.split('</think>')[-1].strip() %}", "visible",
+                      "<|assistant|>\n<think>"),
+     "", "<|assistant|>\n<think>", false, true},
     // DeepSeek V2.
     {ChatTemplate::kDeepSeek2,
      "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}{{ "
@@ -260,6 +301,14 @@ constexpr ChatShape kShapes[] = {
      "", ""},
     {ChatTemplate::kPhi3NoSystem, "{{ bos_token }}" BGTQ_PHI3_NO_SYSTEM, "", "", true},
     {ChatTemplate::kPhi3NoSystem, BGTQ_PHI3_NO_SYSTEM, "", ""},
+    // Phi-4 mini.
+    {ChatTemplate::kPhi4Mini,
+     "{% for message in messages %}"
+     "{% if message.role == 'system' and 'tools' in message and message.tools is not none %}{% anything %}{% "
+     "else %}"
+     "{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}{% endif %}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}",
+     "", ""},
     // OLMo 2 (Tulu).
     {ChatTemplate::kTulu, "{{ bos_token }}" BGTQ_TULU, "", "", true},
     {ChatTemplate::kTulu, BGTQ_TULU, "", ""},

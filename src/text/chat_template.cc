@@ -93,8 +93,9 @@ Result<RecognizedTemplate> RecognizeTemplate(std::string_view jinja, std::string
   }
   return Status(
       ErrorCode::kUnsupported,
-      "the model's chat template is not one of the known ones (ChatML, Qwen 3, Llama 3, Mistral Nemo, GLM-4, "
-      "DeepSeek V2 and R1, Gemma 3, Phi-3, OLMo 2); use --no-chat to run the model on plain text");
+      "the model's chat template is not one of the known ones (ChatML, Qwen 3, Llama 3, Mistral v0.3 and "
+      "Nemo, GLM-4, DeepSeek V2 and R1, Gemma 3, Phi-3, Phi-4 mini, OLMo 2); use --no-chat to run the model "
+      "on plain text");
 }
 
 }  // namespace blockgtq

@@ -20,15 +20,18 @@ struct ChatMessage {
 
 enum class ChatTemplate {
   kChatMl,
-  kQwen3,  // ChatML; answers before the last question lose their thinking
+  kQwen3,  // ChatML; where thinking is stripped, answers before the last question lose it
   kLlama3,
   kMistral,
+  kMistralV3,  // spaces inside the marks
   kGlm4,
+  kGlm4Sorted,  // 0414: system messages first
   kDeepSeek2,
   kDeepSeekR1,
   kGemma,
   kPhi3,
   kPhi3NoSystem,
+  kPhi4Mini,
   kTulu,
 };
 
@@ -37,7 +40,7 @@ struct RecognizedTemplate {
   ChatTemplate kind = ChatTemplate::kChatMl;
   std::string default_system;   // the system message when the first message is none; empty: no system turn
   std::string system_preamble;  // opens the system turn, which is then always there (Llama 3.1); may be empty
-  std::string generation;       // opens the assistant's turn, for kGlm4 and kDeepSeekR1
+  std::string generation;       // opens the assistant's turn, for kQwen3, kGlm4, kGlm4Sorted and kDeepSeekR1
   std::string eos_token;        // the text of the model's token
   bool begins_with_bos = false;
   bool strips_thinking = false;  // drops what stands before </think> in answers

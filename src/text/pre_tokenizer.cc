@@ -40,7 +40,39 @@ const Definition kDefinitions[] = {
     {"deepseek-v3", {kThreeDigits, kCjkKana, kDeepSeek3}, false, false},
 };
 
+// Whether the matches of the pattern, one after the other, are the whole text, whatever it is.
+bool CoversAllText(std::string_view published) {
+  constexpr std::string_view kCovering[] = {kGpt2, kLlama3, kQwen2, kTekken, kGpt4o};
+  return std::count(std::begin(kCovering), std::end(kCovering), published) != 0;
+}
+
+// The pattern of a step that cuts at its matches and keeps everything; nothing for other steps.
+std::string_view IsolatedPattern(const PreTokenizerStep& step) {
+  const auto* split = std::get_if<SplitStep>(&step);
+  if (split == nullptr || split->pattern == nullptr) return {};
+  const std::string_view published = split->pattern->published();
+  const bool isolated = split->behavior == SplitStep::Behavior::kIsolated;
+  // What lies between the matches is removed, but there is nothing.
+  const bool keeps_matches =
+      split->behavior == SplitStep::Behavior::kRemoved && split->invert && CoversAllText(published);
+  return isolated || keeps_matches ? published : std::string_view();
+}
+
 }  // namespace
+
+std::vector<PreTokenizerName> PreTokenizer::NamesOf(std::span<const PreTokenizerStep> steps) {
+  std::vector<PreTokenizerName> names;
+  for (const Definition& d : kDefinitions) {
+    const auto* end = std::find(std::begin(d.patterns), std::end(d.patterns), std::string_view());
+    if (std::equal(std::begin(d.patterns), end, steps.begin(), steps.end(),
+                   [](std::string_view published, const PreTokenizerStep& step) {
+                     return IsolatedPattern(step) == published;
+                   })) {
+      names.push_back({d.name, d.whole_piece_first});
+    }
+  }
+  return names;
+}
 
 Result<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name) {
   const auto* found = std::find_if(std::begin(kDefinitions), std::end(kDefinitions),

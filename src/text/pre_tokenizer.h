@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -33,10 +34,19 @@ struct MetaspaceStep {
 };
 using PreTokenizerStep = std::variant<SplitStep, PrefixSpaceStep, MetaspaceStep>;
 
+/// A line of the table of names.
+struct PreTokenizerName {
+  std::string_view name;   // tokenizer.ggml.pre
+  bool whole_piece_first;  // see PreTokenizer::whole_piece_first
+};
+
 class PreTokenizer {
  public:
   /// name: tokenizer.ggml.pre. Errors: kUnsupported naming the known ones.
   static Result<std::unique_ptr<PreTokenizer>> Create(std::string_view name);
+  /// The names under which GGUF files have these steps; none when no known one cuts every text as they do.
+  /// (Contractions of letters outside ASCII differ under all of them.)
+  static std::vector<PreTokenizerName> NamesOf(std::span<const PreTokenizerStep> steps);
   explicit PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {}
 
   /// A piece that is a token as a whole is that token, whatever the merges say (Llama 3).

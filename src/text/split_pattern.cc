@@ -132,10 +132,12 @@ struct MatchContextDeleter {
 
 struct SplitPattern::Impl {
   std::unique_ptr<pcre2_code, CodeDeleter> code;
+  std::string published;
 };
 
 SplitPattern::SplitPattern() : impl_(std::make_unique<Impl>()) {}
 SplitPattern::~SplitPattern() = default;
+std::string_view SplitPattern::published() const { return impl_->published; }
 
 Result<std::shared_ptr<const SplitPattern>> SplitPattern::Create(std::string_view published,
                                                                  ContractionCase folds) {
@@ -149,6 +151,7 @@ Result<std::shared_ptr<const SplitPattern>> SplitPattern::Create(std::string_vie
   int error = 0;
   PCRE2_SIZE error_offset = 0;
   std::shared_ptr<SplitPattern> result(new SplitPattern);
+  result->impl_->published = published;
   result->impl_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                           PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error,
                                           &error_offset, nullptr));

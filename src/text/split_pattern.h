@@ -26,6 +26,9 @@ class SplitPattern {
                                                             ContractionCase folds);
   ~SplitPattern();
 
+  /// As Create got it.
+  std::string_view published() const;
+
   /// Finds matches in one text after another. Belongs to one thread.
   class Matcher {
    public:

@@ -158,26 +158,33 @@ std::string_view TextOf(const std::optional<MappedFile>& file) {
 
 }  // namespace
 
-Result<FolderTokenizer> TokenizerFromTexts(const TokenizerTexts& texts) {
+Result<FolderTokenizerParts> TokenizerPartsFromTexts(const TokenizerTexts& texts) {
   BGTQ_ASSIGN_OR_RETURN(const json config, ParseObject(texts.tokenizer_config, "tokenizer_config.json"));
   BGTQ_ASSIGN_OR_RETURN(const json generation,
                         ParseObject(texts.generation_config, "generation_config.json"));
   BGTQ_ASSIGN_OR_RETURN(const json model, ParseObject(texts.model_config, "config.json"));
-  BGTQ_ASSIGN_OR_RETURN(TokenizerParts parts, ParseTokenizerJson(texts.tokenizer));
-  BGTQ_RETURN_IF_ERROR(ReadAddedTokens(config, &parts));
-  BGTQ_RETURN_IF_ERROR(ReadBosAndEos(config, &parts));
-  BGTQ_RETURN_IF_ERROR(ReadEndOfGeneration(generation, model, &parts));
-  FolderTokenizer result;
+  FolderTokenizerParts result;
+  BGTQ_ASSIGN_OR_RETURN(result.parts, ParseTokenizerJson(texts.tokenizer));
+  BGTQ_RETURN_IF_ERROR(ReadAddedTokens(config, &result.parts));
+  BGTQ_RETURN_IF_ERROR(ReadBosAndEos(config, &result.parts));
+  BGTQ_RETURN_IF_ERROR(ReadEndOfGeneration(generation, model, &result.parts));
   if (!texts.chat_template.empty()) {
     result.chat_template = std::string(texts.chat_template);
   } else {
     BGTQ_ASSIGN_OR_RETURN(result.chat_template, ReadTemplate(config));
   }
-  BGTQ_ASSIGN_OR_RETURN(result.tokenizer, Tokenizer::FromParts(std::move(parts)));
   return result;
 }
 
-Result<FolderTokenizer> LoadTokenizerFolder(const std::string& folder) {
+Result<FolderTokenizer> TokenizerFromTexts(const TokenizerTexts& texts) {
+  BGTQ_ASSIGN_OR_RETURN(FolderTokenizerParts read, TokenizerPartsFromTexts(texts));
+  FolderTokenizer result;
+  result.chat_template = std::move(read.chat_template);
+  BGTQ_ASSIGN_OR_RETURN(result.tokenizer, Tokenizer::FromParts(std::move(read.parts)));
+  return result;
+}
+
+Result<FolderTokenizerParts> LoadTokenizerParts(const std::string& folder) {
   BGTQ_ASSIGN_OR_RETURN(const auto tokenizer, OpenIfThere(folder + "/tokenizer.json"));
   if (!tokenizer.has_value()) {
     return Status(ErrorCode::kNotFound,
@@ -189,9 +196,19 @@ Result<FolderTokenizer> LoadTokenizerFolder(const std::string& folder) {
   BGTQ_ASSIGN_OR_RETURN(const auto generation, OpenIfThere(folder + "/generation_config.json"));
   BGTQ_ASSIGN_OR_RETURN(const auto jinja, OpenIfThere(folder + "/chat_template.jinja"));
   BGTQ_ASSIGN_OR_RETURN(const auto model, OpenIfThere(folder + "/config.json"));
-  auto result = TokenizerFromTexts(
+  auto result = TokenizerPartsFromTexts(
       {TextOf(tokenizer), TextOf(config), TextOf(generation), TextOf(jinja), TextOf(model)});
   if (!result.ok()) return result.status().WithContext(folder);
+  return result;
+}
+
+Result<FolderTokenizer> LoadTokenizerFolder(const std::string& folder) {
+  BGTQ_ASSIGN_OR_RETURN(FolderTokenizerParts read, LoadTokenizerParts(folder));
+  FolderTokenizer result;
+  result.chat_template = std::move(read.chat_template);
+  auto tokenizer = Tokenizer::FromParts(std::move(read.parts));
+  if (!tokenizer.ok()) return tokenizer.status().WithContext(folder);
+  result.tokenizer = std::move(tokenizer).value();
   return result;
 }
 

@@ -9,6 +9,7 @@
 
 #include "blockgtq/status.h"
 #include "src/text/tokenizer.h"
+#include "src/text/tokenizer_parts.h"
 
 namespace blockgtq {
 
@@ -28,6 +29,13 @@ struct TokenizerTexts {
   std::string_view model_config;   // config.json: eos_token_id, where generation_config.json has none
 };
 
+/// The same before it becomes a Tokenizer.
+struct FolderTokenizerParts {
+  TokenizerParts parts;
+  std::optional<std::string> chat_template;
+};
+Result<FolderTokenizerParts> TokenizerPartsFromTexts(const TokenizerTexts& texts);
+
 /// Whether BOS is added: for the classes of Llama and Gemma add_bos_token says so (as transformers has it,
 /// true when absent), for others the post-processor. Errors: as ParseTokenizerJson; kUnsupported for
 /// add_eos_token.
@@ -35,5 +43,6 @@ Result<FolderTokenizer> TokenizerFromTexts(const TokenizerTexts& texts);
 
 /// Errors: also kNotFound when the folder has no tokenizer.json, kIo.
 Result<FolderTokenizer> LoadTokenizerFolder(const std::string& folder);
+Result<FolderTokenizerParts> LoadTokenizerParts(const std::string& folder);
 
 }  // namespace blockgtq

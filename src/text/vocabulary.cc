@@ -116,6 +116,11 @@ std::string WithSpaces(std::string_view text) {
 
 }  // namespace
 
+bool EndsTurnByName(std::string_view text) {
+  return std::find(std::begin(kEndOfGenerationNames), std::end(kEndOfGenerationNames), text) !=
+         std::end(kEndOfGenerationNames);
+}
+
 std::string_view Vocabulary::Piece(int32_t token) const {
   return std::string_view(bytes_).substr(offset_[token], offset_[token + 1] - offset_[token]);
 }

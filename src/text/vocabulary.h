@@ -68,6 +68,9 @@ struct TokenizerVocab {
 /// Bounds the work of looking for special tokens in text.
 inline constexpr size_t kMaxSpecialTokenBytes = 1024;
 
+/// Whether GGUF readers take a token of this text for one that ends a turn, whatever the file says of it.
+bool EndsTurnByName(std::string_view text);
+
 class Vocabulary {
  public:
   /// Errors: kCorruptFile when the parts contradict each other; kUnsupported for a special token longer than

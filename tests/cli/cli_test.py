@@ -97,7 +97,7 @@ class CommandLine(Fixture):
             self.assertLess(max(abs(a - b) for a, b in zip(logits[0], logits[1])), 1e-3)
             self.assertEqual(logits[1], logits[2])
         made = self.folder / "made.gguf"
-        done, _ = self.ok("convert", "-m", folder, "-o", made, "--type", "q8_0")
+        done, _ = self.ok("convert", "-m", folder, "-o", made, "--type", "q8_0", "--no-tokenizer")
         self.assertEqual((done["tensors"], done["type"], done["architecture"]), (21, "q8_0", "llama"))
         seen, _ = self.ok("inspect", made)
         self.assertEqual(seen["tensor_types"], {"F16": 2, "F32": 5, "Q8_0": 14})
@@ -363,6 +363,90 @@ class CommandLine(Fixture):
         self.assertEqual(process.returncode, 0, error.decode())
         self.assertIn(b"eval time", error)
         self.assertIn(json.loads(self.json.read_text())["stop_reason"], ("cancelled", "limit"))
+
+
+def byte_tokenizer():
+    """tokenizer.json of 256 tokens: GPT-2's alphabet, one merge, two special tokens where no UTF-8 text has bytes."""
+    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in keep]
+    letters = {**{b: chr(b) for b in keep}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"version": "1.0", "added_tokens": [{"id": 253, "content": "<s>"} | flags, {"id": 254, "content": "<|im_end|>"} | flags],
+            "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
+            "model": {"type": "BPE", "vocab": {letters[b]: b for b in range(253)} | {"th": 255}, "merges": [["t", "h"]]}}
+
+
+class SafetensorsFolder(Fixture):
+    """Every command on a folder as transformers writes it."""
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.folder / "hf"
+        shutil.copytree(DATA / "models/hf/qwen3", self.model)
+        (self.model / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+        (self.model / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "<|im_end|>"}')
+
+    def change(self, **settings):
+        config = json.loads((DATA / "models/hf/qwen3/config.json").read_text())
+        (self.model / "config.json").write_text(json.dumps(config | settings))
+
+    def test_commands_run_and_their_plans_are_kept_beside_the_folder(self):
+        made, _ = self.ok("calibrate", "-m", self.model, "-f", self.text, "--tokens", 200)
+        self.assertEqual((made["recipe"], made["calibration_tokens"]), ("aligned", 200))
+        plan = self.folder / "hf.K3V3.bgtq.safetensors"
+        self.assertTrue(plan.exists())
+        seen, _ = self.ok("inspect", plan)
+        self.assertEqual((seen["layers"], seen["kv_heads"], seen["head_dim"]), (2, 2, 128))
+        seen, _ = self.ok("inspect", self.model)
+        self.assertEqual(seen["architecture"], "qwen3")
+        written, done = self.ok("generate", "-m", self.model, "-p", "the cat", "-n", 8, "--temp", 0, "--ignore-eos")
+        self.assertEqual((written["prompt_tokens"], written["new_tokens"]), (6, 8))
+        self.assertNotIn(b"calibrating", done.stderr)
+        scored, _ = self.ok("perplexity", "-m", self.model, "-f", self.text, "-c", 128, "--chunks", 2, "--recent", 0, "--strict",
+                            "--kld")
+        self.assertGreater(scored["kld_mean"], 0)
+
+    def test_a_converted_model_writes_what_the_folder_writes(self):
+        made = self.folder / "made.gguf"
+        done, process = self.ok("convert", "-m", self.model, "-o", made, "--type", "bf16")
+        self.assertEqual((done["architecture"], done["tokenizer"], done["differences"]), ("qwen3", True, []))
+        ids = [self.ok("tokenize", "-m", m, "--special", "-p", "the cat<|im_end|>\u00e9")[0]["ids"] for m in (self.model, made)]
+        self.assertEqual(ids[0], ids[1])
+        self.assertEqual(ids[0][:2] + ids[0][-3:-2], [255, 101, 254])
+        texts = [self.ok("generate", "-m", m, "-p", "the cat", "-n", 12, "--temp", 0, "--ignore-eos", "--recipe", "fp32",
+                         "--activations", "float")[0]["tokens"] for m in (self.model, made)]
+        self.assertEqual(texts[0], texts[1])
+
+    def test_convert_says_what_a_file_cannot_say_and_refuses_what_it_must(self):
+        made = self.folder / "made.gguf"
+        (self.model / "tokenizer.json").write_text(json.dumps(byte_tokenizer() | {"normalizer": {"type": "NFC"}}))
+        done, process = self.ok("convert", "-m", self.model, "-o", made)
+        self.assertEqual(len(done["differences"]), 1)
+        self.assertIn(b"not in the file: text is not normalised", process.stderr)
+        made.unlink()
+        refuse = lambda *needs: self.fails("convert", "-m", self.model, "-o", made, needs=needs)
+        (self.model / "tokenizer_config.json").write_text("{}")
+        (self.model / "tokenizer.json").write_text((DATA / "text/tokenizers/mistral.json").read_text())
+        refuse("tokenizer has", "256")  # too many tokens for the embedding table
+        (self.model / "tokenizer.json").unlink()
+        refuse("tokenizer.json", "--no-tokenizer")
+        (self.model / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+        self.change(rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+        refuse("rope_scaling", "dynamic")
+        self.assertFalse(made.exists())
+
+    def test_settings_are_refused_by_name(self):
+        for settings, needs in (({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, ["spiral"]),
+                                ({"hidden_act": "relu2"}, ["hidden_act", "relu2"]),
+                                ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
+                                ({"head_dim": 24}, ["24", "16"]),
+                                ({"model_type": "banana"}, ["banana"]),
+                                ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"])):
+            self.change(**settings)
+            for command in (("inspect", self.model), ("generate", "-m", self.model, "-p", "a"),
+                            ("convert", "-m", self.model, "-o", self.folder / "x.gguf")):
+                self.fails(*command, needs=needs)
 
 
 class Studies(Fixture):

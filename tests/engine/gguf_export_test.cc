@@ -35,7 +35,7 @@ TEST_P(GgufExportOf, ComputesTheSameWithinTheType) {
   for (const auto& [type, limit] : {std::pair{TensorType::kF32, 1e-4f}, std::pair{TensorType::kF16, 0.05f},
                                     std::pair{TensorType::kBF16, 0.3f}, std::pair{TensorType::kQ8_0, 1.0f}}) {
     const std::string path = folder.File("model.gguf");
-    const auto written = ExportGguf(*model, type, path, {});
+    const auto written = ExportGguf(*model, {.type = type, .tokenizer = false}, path);
     ASSERT_TRUE(written.ok()) << written.status().message();
     const auto converted = OpenForIds(path);
     ASSERT_NE(converted, nullptr);
@@ -48,7 +48,9 @@ TEST_P(GgufExportOf, ComputesTheSameWithinTheType) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GgufExportOf,
-                         testing::Values("llama", "llama3-rope", "mistral-nemo", "qwen2"),
+                         testing::Values("llama", "llama3-rope", "mistral-nemo", "mistral-swa", "qwen2",
+                                         "qwen3", "qwen3-v5config", "qwen3_moe", "glm", "glm4", "gemma3",
+                                         "olmo2", "phi3", "deepseek_v2"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -58,10 +60,9 @@ INSTANTIATE_TEST_SUITE_P(Models, GgufExportOf,
 TEST(GgufExport, RefusesGgufAndTypesWithoutAnEncoder) {
   const TemporaryFolder folder;
   const auto gguf = OpenModel(TinyModelPath("llama"));
-  EXPECT_EQ(ExportGguf(*gguf, TensorType::kF16, folder.File("a.gguf"), {}).status().code(),
-            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(ExportGguf(*gguf, {}, folder.File("a.gguf")).status().code(), ErrorCode::kInvalidArgument);
   const auto model = OpenForIds(std::string(BGTQ_TEST_DATA) + "/models/hf/llama");
-  EXPECT_EQ(ExportGguf(*model, TensorType::kQ4_K, folder.File("a.gguf"), {}).status().code(),
+  EXPECT_EQ(ExportGguf(*model, {.type = TensorType::kQ4_K}, folder.File("a.gguf")).status().code(),
             ErrorCode::kInvalidArgument);
   EXPECT_EQ(folder.Files(), 0);
 }

@@ -266,6 +266,24 @@ TEST_F(ChangedModel, OpensUnchangedAsAFolderAndAsAFile) {
   EXPECT_TRUE(equal.ok()) << equal.message();
 }
 
+// Keys of a layer come from what the layers before it see.
+TEST(HuggingFaceModel, OfAnotherWindowIsAnotherModel) {
+  const TemporaryFolder folder;
+  const std::string path = HuggingFacePath("mistral-swa");
+  std::filesystem::copy(path + "/model.safetensors", folder.File("model.safetensors"));
+  std::ifstream stream(path + "/config.json");
+  nlohmann::json config = nlohmann::json::parse(stream);
+  const auto original = OpenForIds(path);
+  const int64_t window = original->config().window;
+  ASSERT_GT(window, 1);
+  for (const int64_t changed : {window, window - 1, int64_t{0}}) {
+    config["sliding_window"] = changed > 0 ? nlohmann::json(changed) : nlohmann::json();
+    std::ofstream(folder.File("config.json")) << config.dump();
+    const auto model = OpenForIds(folder.File(""));
+    EXPECT_EQ(model->fingerprint().ExpectEqual(original->fingerprint()).ok(), changed == window) << changed;
+  }
+}
+
 // The frequencies of these scalings change with the sequence's length, which cached keys cannot follow.
 TEST_F(ChangedModel, RunsUpToTheLengthWhereItsRopeChangesAndRefusesMoreByName) {
   std::vector<double> factors(8);
@@ -316,6 +334,61 @@ TEST_F(ChangedModel, IsCalibratedOnAsManyTokensAsItsRopeLasts) {
   EXPECT_TRUE(plan.ok()) << plan.status().message();
 }
 
+/// Opens the RoPE for 48 tokens where the model was trained on 32, and runs them.
+TEST(RopeContext, OfALongerSequenceGivesTheLogitsThatItsDefinitionGives) {
+  const auto opened =
+      SafetensorsFile::Open(std::string(BGTQ_TEST_DATA) + "/models/rope_references.safetensors");
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  nlohmann::json short_factor, long_factor;
+  for (int j = 0; j < 8; ++j) {
+    short_factor.push_back(1.0 + 0.05 * j);
+    long_factor.push_back(1.0 + 0.5 * j);
+  }
+  const nlohmann::json longrope = {{"type", "longrope"},
+                                   {"factor", 4.0},
+                                   {"original_max_position_embeddings", 32},
+                                   {"short_factor", short_factor},
+                                   {"long_factor", long_factor}};
+  for (const auto& [name, scaling] :
+       {std::pair<std::string, nlohmann::json>{"llama", {{"type", "dynamic"}, {"factor", 4.0}}},
+        {"phi3", longrope}}) {
+    const TemporaryFolder folder;
+    std::filesystem::copy(HuggingFacePath(name) + "/model.safetensors", folder.File("model.safetensors"));
+    std::ifstream stream(HuggingFacePath(name) + "/config.json");
+    nlohmann::json config = nlohmann::json::parse(stream);
+    config["rope_scaling"] = scaling;
+    config.erase("original_max_position_embeddings");
+    config["max_position_embeddings"] = name == "llama" ? 32 : 128;
+    std::ofstream(folder.File("config.json")) << config.dump();
+    const std::vector<Token> ids = Reference(name).Ids("input_ids");
+    for (const auto& [length, rope_context] : {std::pair<size_t, int64_t>{48, 48}, {32, 0}}) {
+      auto model = LoadedModel::Open(folder.File(""), {.device = "cpu", .threads = 2}, TokenizerUse::kIfThere,
+                                     rope_context);
+      ASSERT_TRUE(model.ok()) << model.status().message();
+      (*model)->backend().SetPrecision(Precision::kFloat);
+      const SafetensorsEntry& entry = (*opened)->tensors().at(scaling["type"].get<std::string>() +
+                                                              (rope_context > 0 ? ".long" : ".short"));
+      std::vector<float> wanted(entry.data.size() / sizeof(float));
+      std::memcpy(wanted.data(), entry.data.data(), entry.data.size());
+      const std::vector<float> logits = RunIds(**model, CacheKind::kFloat, std::span(ids).first(length), 7);
+      EXPECT_LT(MaxDifference(std::span(logits).last(wanted.size()), wanted), 2e-4f) << name << " " << length;
+    }
+    const auto status =
+        LoadedModel::Open(folder.File(""), {.device = "cpu", .threads = 1}, TokenizerUse::kIfThere, 129)
+            .status();
+    if (name == "llama") {
+      EXPECT_TRUE(status.ok()) << status.message();
+    } else {
+      EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(status.message().find("context is 128"), std::string::npos) << status.message();
+    }
+  }
+  const auto plain = LoadedModel::Open(HuggingFacePath("qwen3"), {.device = "cpu", .threads = 1},
+                                       TokenizerUse::kIfThere, 48);
+  EXPECT_EQ(plain.status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(plain.status().message().find("does not change"), std::string::npos) << plain.status().message();
+}
+
 TEST_F(ChangedModel, ATokenizerIsMissedByNameWhereItIsNeeded) {
   const Status status = LoadedModel::Open(folder_.File(""), {.device = "cpu", .threads = 1}).status();
   EXPECT_NE(status.message().find("tokenizer"), std::string::npos) << status.message();
@@ -347,7 +420,7 @@ TEST_F(ChangedModel, ContradictionsBetweenConfigurationAndWeightsAreRefusedByNam
   const std::vector<std::tuple<const char*, nlohmann::json, const char*>> changes = {
       {"num_attention_heads", 5, "num_key_value_heads"},
       {"hidden_size", 128, "model.embed_tokens.weight"},
-      {"num_hidden_layers", 3, "blk.2"},
+      {"num_hidden_layers", 3, "tensor model.layers.2.self_attn.q_proj.weight is missing"},
       {"intermediate_size", 96, "mlp.gate_proj.weight"},
       {"num_hidden_layers", -1, "num_hidden_layers"},
       {"rms_norm_eps", "small", "rms_norm_eps"},

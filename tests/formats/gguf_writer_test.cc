@@ -16,7 +16,9 @@ TEST(GgufWriter, WritesWhatTheReaderReads) {
                                  {"tiny.count", uint32_t{7}},
                                  {"tiny.share", 0.25f},
                                  {"tiny.flag", true},
-                                 {"tiny.list", std::vector<int32_t>{3, -1}}};
+                                 {"tiny.list", std::vector<int32_t>{3, -1}},
+                                 {"tiny.flags", std::vector<bool>{true, false}},
+                                 {"tiny.words", std::vector<std::string>{"", "two words"}}};
   const std::vector<GgufWriteTensor> tensors = {{"a", TensorType::kF32, {3}},
                                                 {"b", TensorType::kF32, {2, 1, 2}}};
   const std::vector<float> a = {1, 2, 3}, b = {4, 5, 6, 7};
@@ -34,6 +36,11 @@ TEST(GgufWriter, WritesWhatTheReaderReads) {
   EXPECT_EQ(*(*file)->GetFloat("tiny.share"), 0.25);
   EXPECT_TRUE(*(*file)->GetBoolOr("tiny.flag", false));
   EXPECT_EQ((*file)->GetInts("tiny.list")->back(), -1);
+  EXPECT_EQ((*file)->GetInts("tiny.flags")->front(), 1);
+  EXPECT_EQ((*file)->GetInts("tiny.flags")->back(), 0);
+  ASSERT_EQ((*file)->GetStrings("tiny.words")->size(), 2u);
+  EXPECT_EQ((*file)->GetStrings("tiny.words")->front(), "");
+  EXPECT_EQ((*file)->GetStrings("tiny.words")->back(), "two words");
   const GgufTensor* read = (*file)->FindTensor("b");
   ASSERT_NE(read, nullptr);
   EXPECT_EQ(read->shape, (std::vector<int64_t>{2, 1, 2}));

@@ -42,6 +42,19 @@ TEST(HuggingFaceNames, BecomeGgufs) {
   }
 }
 
+TEST(HuggingFaceNames, OfATensorThatIsMissing) {
+  EXPECT_EQ(StoredNames(kPlain, "token_embd.weight"), "model.embed_tokens.weight");
+  EXPECT_EQ(StoredNames(kPlain, "blk.11.attn_q.bias"), "model.layers.11.self_attn.q_proj.bias");
+  EXPECT_EQ(StoredNames(kPlain, "blk.3.ffn_up.weight"),
+            "model.layers.3.mlp.up_proj.weight or model.layers.3.mlp.gate_up_proj.weight");
+  EXPECT_EQ(StoredNames(kPlain, "blk.3.ffn_up_exps.weight"), "model.layers.3.mlp.experts.0.up_proj.weight");
+  EXPECT_EQ(StoredNames(kGemma, "blk.3.post_attention_norm.weight"),
+            "model.layers.3.post_attention_layernorm.weight or "
+            "model.layers.3.post_self_attn_layernorm.weight");
+  EXPECT_EQ(StoredNames(kGemma, "blk.3.ffn_norm.weight"), "model.layers.3.pre_feedforward_layernorm.weight");
+  EXPECT_EQ(StoredNames(kPlain, "rope_freqs.weight"), "rope_freqs.weight");
+}
+
 /// A small model that is written tensor by tensor.
 class SmallModel : public testing::Test {
  protected:

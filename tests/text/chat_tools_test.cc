@@ -50,7 +50,7 @@ TEST(ChatTools, AreRenderedAsJinja2Does) {
       EXPECT_EQ(*text, row["rendered"][i].get<std::string>()) << row["name"] << " chat " << i;
     }
   }
-  EXPECT_EQ(golden["templates"].size(), 3u);
+  EXPECT_EQ(golden["templates"].size(), 5u);
 }
 
 TEST(ChatTools, AnotherToolsPartIsNotTakenForAKnownOne) {

@@ -42,6 +42,9 @@ QWEN3_START = r"""{%- if tools %}
     {%- endif %}
 {%- endfor %}
 {%- for message in messages %}"""
+QWEN3_THINK = QWEN3_END[:QWEN3_END.rindex("{%- if add_generation_prompt %}")] + r"""{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n<think>\n' }}
+{%- endif %}"""
 QWEN3_A = QWEN3_START.replace("@", "") + r"""
     {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
@@ -74,6 +77,20 @@ QWEN3_B = QWEN3_START.replace("@", "message.content is string and ") + r"""
                 {%- set content = content.split('</think>')[-1].lstrip('\n') %}
             {%- endif %}
         {%- endif %}""" + QWEN3_END
+
+QWEN3_THINKING = QWEN3_B.removesuffix(QWEN3_END) + QWEN3_THINK
+
+QWEN3_INSTRUCT = QWEN3_START[:QWEN3_START.index("{%- set ns")] + r"""{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role + '\n' + content }}
+""" + QWEN3_END[QWEN3_END.index("        {%- if message.tool_calls"):QWEN3_END.index("    {%- if enable_thinking")] + "{%- endif %}"
 
 MISTRAL_NEMO = r"""{%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}
@@ -120,6 +137,53 @@ MISTRAL_NEMO = r"""{%- if messages[0]["role"] == "system" %}
     {%- endif %}
 {%- endfor %}
 """
+
+MISTRAL_V3 = MISTRAL_NEMO
+for nemo, v3 in [("[INST]", "[INST] "),
+                 ("elif (message.tool_calls is defined and message.tool_calls is not none) %}",
+                  "elif message.tool_calls is defined and message.tool_calls is not none %}"),
+                 ('message["content"] + eos_token}}', '" " + message["content"]|trim + eos_token}}')]:
+    assert nemo in MISTRAL_V3
+    MISTRAL_V3 = MISTRAL_V3.replace(nemo, v3)
+
+GLM4_0414 = r"""[gMASK]<sop>
+{%- if tools -%}
+<|system|>
+# Tools
+{%- for tool in tools %}
+
+{{ tool | tojson }}
+{%- endfor %}
+{%- endif -%}
+
+{%- for msg in messages %}
+    {%- if msg.role == 'system' %}
+<|system|>
+{{ msg.content }}
+    {%- endif %}
+{%- endfor %}
+
+{%- for message in messages if message.role != 'system' %}
+    {%- set role = message['role'] %}
+    {%- set content = message['content'] %}@VISIBLE
+    {%- set meta = message.get("metadata", "") %}
+
+    {%- if role == 'user' %}
+<|user|>
+{{ @NAME }}
+    {%- elif role == 'assistant' and not meta %}
+<|assistant|>
+{{ @NAME }}
+    {%- elif role == 'assistant' and meta %}
+<|assistant|>{{ meta }}
+{{ @NAME }}
+    {%- elif role == 'observation' %}
+<|observation|>
+{{ @NAME }}
+    {%- endif %}
+{%- endfor %}
+{% if add_generation_prompt %}<|assistant|>@OPEN{% endif %}"""
+
 
 GLM4 = ("[gMASK]<sop>{% for item in messages %}{% if item['tools'] is defined %}<|system|>\n{{ item['tools'] | tojson }}"
         "{% endif %}{% if item['content'] %}<|{{ item['role'] }}|>{{ item['metadata'] }}\n{{ item['content'] }}{% endif %}"
@@ -199,6 +263,10 @@ PHI3 = ("{% for message in messages %}{% if (message['role'] == 'user') %}"
         "{{'<|user|>' + '\n' + message['content'] + '<|end|>' + '\n' + '<|assistant|>' + '\n'}}"
         "{% elif (message['role'] == 'assistant') %}{{message['content'] + '<|end|>' + '\n'}}{% endif %}{% endfor %}")
 
+PHI4_MINI = ("{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
+             "{{ message['tools'] | tojson }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+             "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}")
+
 TULU = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '\n' }}"
         "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
         "{% elif message['role'] == 'assistant' %}{% if not loop.last %}"
@@ -209,9 +277,16 @@ TULU = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|
 TEMPLATES = {
     "qwen3": QWEN3_A,
     "qwen3, later": QWEN3_B,
+    "qwen3 thinking": QWEN3_THINKING,
+    "qwen3 instruct": QWEN3_INSTRUCT,
     "mistral nemo": MISTRAL_NEMO,
+    "mistral v0.3": MISTRAL_V3,
     "glm4": GLM4.replace("@", "\n"),
     "glm4 without a newline": GLM4.replace("@", ""),
+    "glm4 0414": GLM4_0414.replace("@VISIBLE", "").replace("@NAME", "content").replace("@OPEN", ""),
+    "glm z1 0414": GLM4_0414.replace(
+        "@VISIBLE", "\n    {%- set visible = content.split('</think>')[-1].strip() %}").replace("@NAME", "visible").replace(
+        "@OPEN", "\n<think>"),
     "deepseek v2": DEEPSEEK2,
     "deepseek r1": R1.replace("@STRIP", "").replace("@THINK", ""),
     "deepseek r1, thinking": R1.replace("@STRIP", "").replace("@THINK", "<think>\\n"),
@@ -221,6 +296,7 @@ TEMPLATES = {
     "phi3.5": PHI35,
     "phi3": "{{ bos_token }}" + PHI3,
     "phi3 medium": PHI3,
+    "phi4 mini": PHI4_MINI,
     "olmo2": "{{ bos_token }}" + TULU,
     "tulu": TULU,
 }

@@ -93,6 +93,7 @@ CHATS = [
     [("user", "q"), ("assistant", "<think>x</think>y"), ("assistant", "z")],
     [("system", "S"), ("user", "one"), ("user", "two")],
     [("system", "only")],
+    [("system", "A"), ("user", "u"), ("assistant", " \u2003a\n"), ("system", "B"), ("user", "v</think>w ")],
 ]
 
 

@@ -105,6 +105,8 @@ TEMPLATES = {
     "qwen2.5": QWEN25,
     "qwen3": qwen3(chat_templates.QWEN3_A, "message.content"),
     "qwen3, later": qwen3(chat_templates.QWEN3_B, "content"),
+    "qwen3 thinking": qwen3(chat_templates.QWEN3_THINKING, "content"),
+    "qwen3 instruct": qwen3(chat_templates.QWEN3_INSTRUCT, "content"),
 }
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather of a place <b>now</b> & 'soon', \u00fc",
