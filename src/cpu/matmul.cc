@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "src/cpu/aligned_buffer.h"
@@ -74,9 +75,11 @@ void PackTile(const float* x, int64_t x_stride, int64_t tokens, int64_t cols, fl
   }
 }
 
-// y [tokens, y_stride] from the sums of a row group [tokens, group_rows], of which `rows` exist.
-void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int64_t group_rows,
-                int64_t first_token, int64_t tokens, const float* sums) {
+// y [tokens, y_stride] from the sums of a row group [tokens, group_rows], of which `rows` exist. Rows: an
+// integer, or a constant of the compiler's.
+template <class Rows>
+void StoreRows(const MatMulOutput& output, int64_t first_row, Rows rows, int64_t group_rows,
+               int64_t first_token, int64_t tokens, const float* sums) {
   for (int64_t t = 0; t < tokens; ++t) {
     float* y = output.y + (first_token + t) * output.y_stride + first_row;
     const float* sum = sums + t * group_rows;
@@ -90,6 +93,16 @@ void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int
       if (output.accumulate) value += y[r];
       y[r] = value;
     }
+  }
+}
+
+void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int64_t group_rows,
+                int64_t first_token, int64_t tokens, const float* sums) {
+  constexpr std::integral_constant<int64_t, 16> kSixteen;  // a whole group of the widest vectors
+  if (rows == kSixteen) {
+    StoreRows(output, first_row, kSixteen, group_rows, first_token, tokens, sums);
+  } else {
+    StoreRows(output, first_row, rows, group_rows, first_token, tokens, sums);
   }
 }
 

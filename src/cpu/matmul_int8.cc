@@ -81,15 +81,17 @@ HWY_INLINE VI DotFour(VI sum, VU codes, const int8_t* x) {
 }
 #undef BGTQ_PAIRWISE_X86
 
-// acc + the product of one unpacked block with 32 activations of one token.
-template <class Unpacker>
+// acc + the product of one unpacked block with 32 activations of one token. kChains: 2 where nothing else
+// runs beside a chain's own latency, 1 saves their sum.
+template <class Unpacker, int kChains>
 HWY_INLINE VF MultiplyBlock(const UnpackedBlock& block, const QuantBlock* HWY_RESTRICT x, VF acc) {
   const DF df;
   const DI di;
   constexpr bool kSmall = Unpacker::kSmallCodes;
+  constexpr bool kTwoSums = kChains == 2 || Unpacker::kTwoScales;
   const VF x_scale = hn::Set(df, x->scale);
-  // Two chains of four: one of eight would wait for its own latency.
-  VI low = hn::Zero(di), high = hn::Zero(di);
+  VI low = hn::Zero(di), second_sum = hn::Zero(di);
+  VI& high = kTwoSums ? second_sum : low;
   if constexpr (Unpacker::kTwoScales) {
     const VI minus_low = hn::Set(di, x->minus_low);
     low = hn::ShiftLeft<Unpacker::kOffsetLog2>(minus_low);
@@ -109,7 +111,8 @@ HWY_INLINE VF MultiplyBlock(const UnpackedBlock& block, const QuantBlock* HWY_RE
     acc = hn::MulAdd(hn::Mul(block.scale, x_scale), hn::ConvertTo(df, low), acc);
     return hn::MulAdd(hn::Mul(block.second, x_scale), hn::ConvertTo(df, high), acc);
   }
-  acc = hn::MulAdd(hn::Mul(block.scale, x_scale), hn::ConvertTo(df, hn::Add(low, high)), acc);
+  const VI sum = kTwoSums ? hn::Add(low, high) : low;
+  acc = hn::MulAdd(hn::Mul(block.scale, x_scale), hn::ConvertTo(df, sum), acc);
   if constexpr (Unpacker::kHasMinimum) acc = hn::MulAdd(block.second, hn::Set(df, x->sum), acc);
   return acc;
 }
@@ -122,7 +125,7 @@ struct OneToken {
 
   template <class Unpacker>
   HWY_INLINE void Take(const UnpackedBlock& block) {
-    acc = MultiplyBlock<Unpacker>(block, x, acc);
+    acc = MultiplyBlock<Unpacker, 2>(block, x, acc);
     ++x;
   }
 };
@@ -137,7 +140,7 @@ struct ManyTokens {
     const DF df;
     float* HWY_RESTRICT out = y;
     for (int64_t t = 0; t < tokens; ++t, ++x, out += kRows) {
-      hn::StoreU(MultiplyBlock<Unpacker>(block, x, hn::LoadU(df, out)), df, out);
+      hn::StoreU(MultiplyBlock<Unpacker, 1>(block, x, hn::LoadU(df, out)), df, out);
     }
   }
 };
