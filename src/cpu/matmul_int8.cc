@@ -13,7 +13,6 @@
 #define HWY_TARGET_INCLUDE "src/cpu/matmul_int8.cc"
 #include "hwy/foreach_target.h"
 //
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 //
 #include "src/cpu/weight_unpack-inl.h"
@@ -145,28 +144,34 @@ struct ManyTokens {
   }
 };
 
-template <class Unpacker>
-HWY_NOINLINE void MultiplyType(const GroupArgs& args) {
-  const DF df;
-  const auto* x = static_cast<const QuantBlock*>(args.x);
+// Unpacks the group. The next one follows it in memory: its bytes are fetched at the rate at which these are
+// used, kLevel 3 into the first-level cache, 2 into the second.
+template <class Unpacker, int kLevel, class Sink>
+HWY_INLINE void UnpackGroup(const GroupArgs& args, Sink& sink) {
   RowGroup rows{args.weights, args.row_bytes};
-  if (args.tokens > 1) {
-    std::memset(args.y, 0, static_cast<size_t>(args.tokens) * kRows * sizeof(float));
-    ManyTokens sink{x, args.tokens, args.y};
-    UnpackRows<Unpacker>(rows, args.cols, sink);
-    return;
-  }
-  OneToken sink{x, hn::Zero(df)};
-  // The next group follows this one in memory: its bytes are fetched at the rate at which these are used.
   const uint8_t* next = args.weights + kRows * args.row_bytes;
   const uint8_t* next_end = args.prefetch_next ? next + kRows * args.row_bytes : next;
   for (int64_t k = 0; k < args.cols; k += Unpacker::kElements) {
     for (int64_t i = 0; i < Unpacker::kBytes * kRows && next < next_end; i += 64, next += 64) {
-      hwy::Prefetch(next);
+      __builtin_prefetch(next, 0, kLevel);
     }
     Unpacker::Unpack(rows, sink);
     rows.base += Unpacker::kBytes;
   }
+}
+
+template <class Unpacker>
+HWY_NOINLINE void MultiplyType(const GroupArgs& args) {
+  const DF df;
+  const auto* x = static_cast<const QuantBlock*>(args.x);
+  if (args.tokens > 1) {  // their activations take the first-level cache
+    std::memset(args.y, 0, static_cast<size_t>(args.tokens) * kRows * sizeof(float));
+    ManyTokens sink{x, args.tokens, args.y};
+    UnpackGroup<Unpacker, 2>(args, sink);
+    return;
+  }
+  OneToken sink{x, hn::Zero(df)};
+  UnpackGroup<Unpacker, 3>(args, sink);
   hn::StoreU(sink.acc, df, args.y);
 }
 
