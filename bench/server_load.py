@@ -62,7 +62,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1])
 
     def metrics(self):
-        answer = run_all(self.port, [b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])[0]
+        answer = run_all(self.port, [b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"])[0]
         return {name: float(value) for name, value in re.findall(r"^blockgtq_(\S+) (\S+)$", answer.body().decode(), re.M)}
 
     def stop(self):
@@ -171,7 +171,7 @@ def run_all(port, requests, concurrent=None):
 def request(prompt, tokens, **more):
     body = json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
                        "stream_options": {"include_usage": True}, **more}).encode()
-    return (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
             .encode() + body)
 
 
