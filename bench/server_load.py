@@ -10,7 +10,8 @@ soak        --streams clients for --seconds, each sending one greedy request aft
 throughput  tokens a second of 1 and of 16 streams that begin together, after short and after long prompts.
 prefix      time to the first token of a prompt that is new, and of one whose first 2,000 tokens were seen before.
 peer        the same batches in llama.cpp (C API of llama-cpp-python, without HTTP), where --llama-python names a
-            Python that has it.
+            Python that has it. Not its server: that answers one request at a time (a lock around the model), so that
+            16 streams are 16 turns there, and llama.cpp's own server is in no package that comes built.
 The client is this one thread over loopback, on the server's cores. Standard library only.
 """
 import argparse
