@@ -230,7 +230,7 @@ void RegisterAll() {
   for (const NamedMode& mode : kModes) {
     for (const NamedModel& model : models) {
       const std::string prefix = std::string("model/") + model.name + "/" + mode.name;
-      for (int64_t tokens : {1, 4, 8, 512}) {
+      for (int64_t tokens : {1, 4, 8, 16, 512}) {
         const int64_t output_tokens = tokens == 512 ? 1 : tokens;
         RegisterBenchmark((prefix + "/" + std::to_string(tokens)).c_str(), RunModel, model.shape, mode.mode,
                           tokens, output_tokens)

@@ -10,7 +10,8 @@ soak        --streams clients for --seconds, each sending one greedy request aft
 throughput  tokens a second of 1 and of 16 streams that begin together, after short and after long prompts.
 prefix      time to the first token of a prompt that is new, and of one whose first 2,000 tokens were seen before.
 peer        the same batches in llama.cpp (C API of llama-cpp-python, without HTTP), where --llama-python names a
-            Python that has it.
+            Python that has it. Not its server: that answers one request at a time (a lock around the model), so that
+            16 streams are 16 turns there, and llama.cpp's own server is in no package that comes built.
 The client is this one thread over loopback, on the server's cores. Standard library only.
 """
 import argparse
@@ -62,7 +63,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1])
 
     def metrics(self):
-        answer = run_all(self.port, [b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])[0]
+        answer = run_all(self.port, [b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"])[0]
         return {name: float(value) for name, value in re.findall(r"^blockgtq_(\S+) (\S+)$", answer.body().decode(), re.M)}
 
     def stop(self):
@@ -171,7 +172,7 @@ def run_all(port, requests, concurrent=None):
 def request(prompt, tokens, **more):
     body = json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
                        "stream_options": {"include_usage": True}, **more}).encode()
-    return (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
             .encode() + body)
 
 

@@ -1,8 +1,11 @@
-// Request bodies of the server: parsing either refuses with a message or gives settings within their ranges.
+// Request bodies of the server, and the names in its headers: parsing either refuses with a message or gives
+// settings within their ranges.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
+#include "src/http/host_rule.h"
 #include "src/http/json_request.h"
 #include "src/http/tool_call_parser.h"
 
@@ -43,6 +46,22 @@ void CheckToolCalls(std::string_view answer) {
   Require(told[0] == told[1]);
 }
 
+/// Only names and addresses of this machine pass a rule that allows no others.
+void CheckHosts(std::string_view text) {
+  static const HostRule rule = HostRule::Create("127.0.0.1", {}).value();
+  const std::string name = HostOfAuthority(text);
+  if (!text.empty() && rule.Refusal(text, "").empty()) {
+    Require(name == "localhost" || name.ends_with(".localhost") || name.starts_with("127.") ||
+            name.starts_with("["));
+  }
+  const size_t line = std::min(text.find('\n'), text.size());
+  const std::string_view origin = text.substr(std::min(line + 1, text.size()));
+  if (rule.Refusal(text.substr(0, line), origin).empty()) {
+    Require(rule.Refusal(text.substr(0, line), "").empty());
+    Require(origin.empty() || origin.find("://") != std::string_view::npos);
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -55,6 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Require(!completion->prompts.empty());
   }
   CheckToolCalls(body);
+  CheckHosts(body);
   (void)ParseTokenizeRequest(body).ok();
   const auto tokens = ParseDetokenizeRequest(body);
   if (tokens.ok()) {

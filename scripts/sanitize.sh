@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests under sanitizers.
-#   scripts/sanitize.sh [address] [all] [thread]   default: address and thread, what CI runs
+#   scripts/sanitize.sh [address] [server] [all] [thread] [threads]   default: address and thread, what CI runs
 # address  address and undefined (build-asan/) over the layers that read untrusted bytes and keep the books: core,
 #          codec, formats, text, cache
-# all      the same over the whole suite; the kernels take long to compile. Of the real models only SmolLM2-135M is
-#          shown to the tests, since the larger ones take longer and run the same code
+# server   the same over the scheduler, the HTTP server and its faults: the kernels are compiled too, which takes minutes
+# all      the same over the whole suite. Of the real models only SmolLM2-135M is shown to the tests, since the larger
+#          ones take longer and run the same code
 # thread   data races, over the tests of the thread pool (build-tsan/)
+# threads  the same over the thread pool, the scheduler and the HTTP server
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -15,6 +17,10 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   exit 0
 fi
 cd "$repo_root"
+
+# The scheduler's and the server's tests; the page's are those of its browser.
+server_targets=(serve_tests http_tests blockgtq)
+server_tests=(-L '^(serve|http)$' -E '^HttpPage$')
 
 # build FOLDER SANITIZERS TARGET...
 build() {
@@ -50,19 +56,31 @@ address() {
   run_address core_tests codec_tests formats_tests text_tests cache_tests -- -L '^(core|codec|formats|text|cache)$'
 }
 
+server() { run_address "${server_targets[@]}" -- "${server_tests[@]}"; }
+
 all() { run_address all -- -LE architecture; }
+
+# run_thread CTEST_OPTIONS...
+run_thread() {
+  TSAN_OPTIONS=halt_on_error=1 ctest --test-dir build-tsan -j "$jobs" --output-on-failure --timeout 900 "$@"
+}
 
 thread() {
   say "thread sanitizer: building build-tsan/"
   build build-tsan thread core_tests
-  TSAN_OPTIONS=halt_on_error=1 \
-    ctest --test-dir build-tsan -j "$jobs" --output-on-failure --timeout 900 -R ThreadPool
+  run_thread -R ThreadPool
+}
+
+threads() {
+  thread
+  build build-tsan thread "${server_targets[@]}"
+  run_thread "${server_tests[@]}"
 }
 
 (($# > 0)) || set -- address thread
 for kind in "$@"; do
   case $kind in
-    address | all | thread) "$kind" ;;
+    address | server | all | thread | threads) "$kind" ;;
     *) die "unknown sanitizer $kind (see --help)" ;;
   esac
 done

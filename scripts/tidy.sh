@@ -22,11 +22,5 @@ if ((${#files[@]} == 0)); then
   mapfile -t files < <(find src apps -name '*.cc' -exec grep -L -e 'hwy/foreach_target.h' -e 'cudnn_frontend.h' {} + | sort)
 fi
 say "clang-tidy over ${#files[@]} files"
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-if ! printf '%s\0' "${files[@]}" |
-  xargs -0 -P "$jobs" -n 1 clang-tidy -p "$build" --quiet --warnings-as-errors='*' > "$log" 2>&1; then
-  grep -vE '^[0-9]+ warnings? |^Suppressed|^Use -header-filter' "$log" >&2
-  die "clang-tidy found the above"
-fi
+python3 scripts/tidy_batches.py "$build" "$jobs" "${files[@]}" >&2 || die "clang-tidy found the above"
 say "clang-tidy: clean"

@@ -28,6 +28,11 @@ class ServeCommand : public Command {
     app.add_option("--api-key", service_.api_keys, "key that clients must send (may be given several times)")
         ->check(NotEmpty());
     app.add_option("--api-key-file", key_file_, "file with a key a line")->check(NotEmpty());
+    app.add_option(
+           "--allow-host", allowed_hosts_,
+           "name under which browsers may reach a server without a key, beside localhost and its address "
+           "(may be given several times)")
+        ->check(NotEmpty());
     app.add_option("-c,--context", scheduler_.max_sequence,
                    "tokens of one request, prompt and answer (0: the model's context)")
         ->check(CLI::Range(0, 1 << 30));
@@ -63,6 +68,7 @@ class ServeCommand : public Command {
 
   Status Run() override {
     BGTQ_RETURN_IF_ERROR(ReadKeys());
+    BGTQ_RETURN_IF_ERROR(MakeHostRule());
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
     BGTQ_ASSIGN_OR_RETURN(const std::optional<Plan> plan, cache_.ObtainPlan(*model));
     if (cache_.choice.simulated != nullptr) {
@@ -134,6 +140,17 @@ class ServeCommand : public Command {
     return Status(ErrorCode::kInvalidArgument, key_file_ + ": holds no key; put one on a line");
   }
 
+  /// Keys keep other sites out by themselves: their pages have none.
+  Status MakeHostRule() {
+    if (service_.api_keys.empty()) {
+      BGTQ_ASSIGN_OR_RETURN(service_.hosts, http::HostRule::Create(server_.host, allowed_hosts_));
+      return Status::Ok();
+    }
+    if (allowed_hosts_.empty()) return Status::Ok();
+    return Status(ErrorCode::kInvalidArgument,
+                  "--allow-host: a server with API keys answers to every name; leave one of the two out");
+  }
+
   ModelOptions model_;
   CacheFlags cache_;
   http::ServerOptions server_;
@@ -141,6 +158,7 @@ class ServeCommand : public Command {
   serve::SchedulerOptions scheduler_;
   int64_t cache_tokens_ = 0, max_waiting_ = 256;
   std::string key_file_;
+  std::vector<std::string> allowed_hosts_;
 };
 
 }  // namespace

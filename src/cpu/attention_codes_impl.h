@@ -88,11 +88,13 @@ struct CodesScratch::Impl {
 
 struct PreparedQueries::Impl {
   int count = 0;
-  AlignedBuffer<uint8_t> operands;  // [count][pass_units][64]: a unit's query bytes as the dot products want
-  AlignedBuffer<int32_t> start;     // [count][passes][4]: accumulator start (undoes the +128 of codes)
-  AlignedBuffer<float> scale;       // [count][passes][2]: logit = norm * (scale * dot + offset)
-  AlignedBuffer<float> mean;        // [count][2][mean_stride]: q* mu, real and imaginary
-  AlignedBuffer<float> rotated;     // [count][P] scratch
+  AlignedBuffer<uint8_t> operands;   // [count][pass_units][64]: a unit's query bytes as the dot products want
+  AlignedBuffer<int32_t> start;      // [count][passes][4]: accumulator start (undoes the +128 of codes)
+  AlignedBuffer<float> scale;        // [count][passes][2]: logit = norm * (scale * dot + offset)
+  AlignedBuffer<float> mean;         // [count][2][mean_stride]: q* mu, real and imaginary
+  AlignedBuffer<float> rotated;      // [count][P] scratch
+  AlignedBuffer<int8_t> high, low;   // [P] scratch: a query's bytes
+  AlignedBuffer<float> group_scale;  // [groups] scratch
   // Of latents (attention_latent.cc), instead of all above but count.
   AlignedBuffer<float> latent;      // [count][coordinates]
   std::vector<float> latent_logit;  // [count] what the latent's mean adds to every logit

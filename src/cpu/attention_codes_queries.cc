@@ -2,7 +2,7 @@
 // the mean's phasors, and the value rotation undone.
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "src/cpu/attention_codes_impl.h"
@@ -22,7 +22,14 @@ HWY_BEFORE_NAMESPACE();
 namespace blockgtq::cpu::HWY_NAMESPACE {
 
 // Expands the 16 bytes of one unit for every plane.
-void ExpandOperand(const int8_t* row, uint8_t* out) {
+HWY_INLINE void ExpandOperand(const int8_t* HWY_RESTRICT row, uint8_t* HWY_RESTRICT out) {
+#if BGTQ_VNNI
+  for (int plane = 0; plane < kPlanes; ++plane) {  // whole words
+    for (int word = 0; word < 4; ++word)
+      std::memcpy(out + 16 * plane + 4 * word, row + OperandSource(plane, 4 * word), 4);
+  }
+  return;
+#endif
   for (int plane = 0; plane < kPlanes; ++plane) {
     for (int b = 0; b < 16; ++b) {
       const int from = OperandSource(plane, b);
@@ -34,20 +41,32 @@ void ExpandOperand(const int8_t* row, uint8_t* out) {
   }
 }
 
-// Rounds one group's coordinates: `high` to scale, `low` the remainder in 1/256 of it. Returns the scale.
-float RoundGroup(const float* x, int n, int8_t* high, int8_t* low) {
-  float largest = 0.0f;
-  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
-  const float scale = largest / 127.0f;
-  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-  for (int i = 0; i < n; ++i) {
-    const float v = x[i] * inverse;
-    const float whole = std::nearbyint(std::clamp(v, -127.0f, 127.0f));
-    high[i] = static_cast<int8_t>(whole == whole ? whole : 0.0f);
-    const float rest = std::nearbyint(std::clamp((v - whole) * 256.0f, -127.0f, 127.0f));
-    low[i] = static_cast<int8_t>(rest == rest ? rest : 0.0f);
+// Rounds one group's coordinates [n], n a multiple of 16: `high` to scale, `low` the remainder in 1/256 of
+// it. NaN becomes 0. Returns the scale.
+HWY_INLINE float RoundGroup(const float* HWY_RESTRICT x, int n, int8_t* HWY_RESTRICT high,
+                            int8_t* HWY_RESTRICT low) {
+  const DF df;
+  const hn::Rebind<int8_t, DF> d8;
+  VF most = hn::Zero(df);
+  for (int i = 0; i < n; i += kN) {
+    const VF magnitude = hn::Abs(hn::LoadU(df, x + i));
+    most = hn::IfThenElse(hn::Lt(most, magnitude), magnitude, most);  // not Max: it may take a NaN
   }
-  return scale;
+  alignas(64) float lanes[kN];
+  hn::Store(most, df, lanes);
+  const float largest = *std::max_element(lanes, lanes + kN);
+  const VF inverse = hn::Set(df, largest > 0.0f ? 127.0f / largest : 0.0f);
+  const VF bound = hn::Set(df, 127.0f);
+  const auto clamp = [&](VF v) HWY_ATTR { return hn::Min(hn::Max(v, hn::Neg(bound)), bound); };
+  for (int i = 0; i < n; i += kN) {
+    const VF product = hn::Mul(hn::LoadU(df, x + i), inverse);
+    const VF v = hn::IfThenZeroElse(hn::IsNaN(product), product);
+    const VF whole = hn::Round(clamp(v));
+    const VF rest = hn::Round(clamp(hn::Mul(hn::Sub(v, whole), hn::Set(df, 256.0f))));
+    hn::StoreU(hn::DemoteTo(d8, hn::ConvertTo(DI(), whole)), d8, high + i);
+    hn::StoreU(hn::DemoteTo(d8, hn::ConvertTo(DI(), rest)), d8, low + i);
+  }
+  return largest / 127.0f;
 }
 
 // conj(q) mu of every block of the mean units.
@@ -83,18 +102,19 @@ void PrepareQueriesT(const PackedHead& head, std::span<const float* const> queri
   MatVec(d.query_columns.data(), head.key_dims, head.plan.head_dim, queries.data(), count, rotated,
          head.key_dims);
 
-  std::vector<int8_t> high(head.key_dims), low(head.key_dims);
-  std::vector<float> group_scale(head.plan.groups.size());
+  int8_t* high = out.high.Reserve(static_cast<size_t>(head.key_dims));
+  int8_t* low = out.low.Reserve(static_cast<size_t>(head.key_dims));
+  float* group_scale = out.group_scale.Reserve(head.plan.groups.size());
   const float logit_scale = scale * kLog2E;
   for (int q = 0; q < count; ++q) {
     for (size_t g = 0; g < head.plan.groups.size(); ++g) {
       const int first = kUnitDims * head.plan.groups[g].first_unit, n = kUnitDims * head.plan.groups[g].units;
       group_scale[g] =
-          RoundGroup(rotated + static_cast<size_t>(q) * head.key_dims + first, n, &high[first], &low[first]);
+          RoundGroup(rotated + static_cast<size_t>(q) * head.key_dims + first, n, high + first, low + first);
     }
     for (int p = 0; p < passes; ++p) {
       const KeyPass& pass = d.passes[p];
-      const int8_t* bytes = (pass.low ? low : high).data() + kUnitDims * pass.first_unit;
+      const int8_t* bytes = (pass.low ? low : high) + kUnitDims * pass.first_unit;
       const size_t at = static_cast<size_t>(q) * passes + p;
       int32_t word_sum[4] = {}, sum = 0;
       for (int i = 0; i < kUnitDims * pass.units; ++i) {

@@ -43,27 +43,42 @@ constexpr int kBlock = 2;
 #endif
 constexpr float kMasked = -1e30f;
 
+// kFetch: read from the cache's memory, so that what comes next is fetched meanwhile.
 struct HalfElement {
   using Type = hwy::float16_t;
+  static constexpr bool kFetch = true;
   static HWY_INLINE VF Load(const Type* p) {
     return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<Type, DF>(), p));
   }
 };
-struct FloatElement {
+struct FloatElement {  // mostly widened halves, which are near
   using Type = float;
+  static constexpr bool kFetch = false;
   static HWY_INLINE VF Load(const Type* p) { return hn::LoadU(DF(), p); }
 };
 
-// logits [kQueries][stride] of kVectors vectors of tokens. queries: scaled.
+// Part `step` of a block of memory, of kElements elements a part.
+template <class E, int kElements>
+HWY_INLINE void FetchPart(const typename E::Type* block, int step) {
+  if constexpr (E::kFetch) {
+    const typename E::Type* part = block + static_cast<int64_t>(step) * kElements;
+    constexpr int kLine = 64 / static_cast<int>(sizeof(typename E::Type));
+    for (int i = 0; i < kElements; i += kLine) hwy::Prefetch(part + i);
+  }
+}
+
+// logits [kQueries][stride] of kVectors vectors of tokens. queries: scaled. values: of the same tokens,
+// fetched meanwhile.
 template <class E, int kQueries, int kVectors>
 HWY_INLINE void KeyChunk(const typename E::Type* HWY_RESTRICT keys, int64_t key_stride, int dim,
                          const float* HWY_RESTRICT queries, int64_t query_stride, float* HWY_RESTRICT logits,
-                         int stride) {
+                         int stride, const typename E::Type* values) {
   VF acc[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i) {
     for (int v = 0; v < kVectors; ++v) acc[i][v] = hn::Zero(DF());
   }
   for (int d = 0; d < dim; ++d) {
+    FetchPart<E, kVectors * kN>(values, d);
     VF key[kVectors];
     for (int v = 0; v < kVectors; ++v) key[v] = E::Load(keys + d * key_stride + kN * v);
     for (int i = 0; i < kQueries; ++i) {
@@ -76,16 +91,18 @@ HWY_INLINE void KeyChunk(const typename E::Type* HWY_RESTRICT keys, int64_t key_
   }
 }
 
-// out[i][d ..] += factor[i] * sum over tokens of p[i][t] * values[t][d ..], kVectors vectors of dims.
+// out[i][d ..] += factor[i] * sum over tokens of p[i][t] * values[t][d ..], kVectors vectors of dims. next:
+// keys of the next tile, of as many dims, fetched meanwhile.
 template <class E, int kQueries, int kVectors>
 HWY_INLINE void ValueChunk(const typename E::Type* HWY_RESTRICT values, int dim, int tokens,
                            const float* HWY_RESTRICT p, int stride, const float* factor,
-                           float* HWY_RESTRICT out, int64_t out_stride) {
+                           float* HWY_RESTRICT out, int64_t out_stride, const typename E::Type* next) {
   VF acc[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i) {
     for (int v = 0; v < kVectors; ++v) acc[i][v] = hn::Zero(DF());
   }
   for (int t = 0; t < tokens; ++t) {
+    FetchPart<E, kVectors * kN>(next, t);
     VF value[kVectors];
     for (int v = 0; v < kVectors; ++v) value[v] = E::Load(values + static_cast<int64_t>(t) * dim + kN * v);
     for (int i = 0; i < kQueries; ++i) {
@@ -148,16 +165,17 @@ struct TileRange {
 template <class E, int kQueries>
 HWY_NOINLINE void AttendTile(const typename E::Type* keys, int dim, const TileRange& range,
                              const float* queries, const QueryBounds& bounds, float* logits, float* state,
-                             int64_t state_stride) {
+                             int64_t state_stride, const typename E::Type* next) {
   const int stride = range.last - range.first;
+  const typename E::Type* all_values = keys + static_cast<int64_t>(dim) * range.tokens;
   int t = range.first;
   for (; t + kMost * kN <= range.last; t += kMost * kN) {
     KeyChunk<E, kQueries, kMost>(keys + t, range.tokens, dim, queries, dim, logits + (t - range.first),
-                                 stride);
+                                 stride, all_values + static_cast<int64_t>(t) * dim);
   }
   for (; t < range.last; t += kLeast * kN) {
     KeyChunk<E, kQueries, kLeast>(keys + t, range.tokens, dim, queries, dim, logits + (t - range.first),
-                                  stride);
+                                  stride, all_values + static_cast<int64_t>(t) * dim);
   }
   float factor[kQueries];
   for (int i = 0; i < kQueries; ++i) {
@@ -174,24 +192,23 @@ HWY_NOINLINE void AttendTile(const typename E::Type* keys, int dim, const TileRa
   // Rows outside [begin, end) may be unwritten memory: their weight is zero only when they are skipped.
   const int from = static_cast<int>(std::max(range.begin - range.start, int64_t{0}));
   const int to = static_cast<int>(std::min<int64_t>(range.end - range.start, range.tokens));
-  const typename E::Type* values =
-      keys + static_cast<int64_t>(dim) * range.tokens + static_cast<int64_t>(from) * dim;
+  const typename E::Type* values = all_values + static_cast<int64_t>(from) * dim;
   const float* p = logits + (from - range.first);
   int d = 0;
   for (; d + kMost * kN <= dim; d += kMost * kN) {
     ValueChunk<E, kQueries, kMost>(values + d, dim, to - from, p, stride, factor, state + kStateOutputs + d,
-                                   state_stride);
+                                   state_stride, next + static_cast<int64_t>(d) * range.tokens);
   }
   for (; d < dim; d += kLeast * kN) {
     ValueChunk<E, kQueries, kLeast>(values + d, dim, to - from, p, stride, factor, state + kStateOutputs + d,
-                                    state_stride);
+                                    state_stride, next + static_cast<int64_t>(d) * range.tokens);
   }
 }
 
 template <class E>
 HWY_INLINE void AttendBlocks(const typename E::Type* tile, int dim, const TileRange& range,
                              const float* queries, const QueryBounds& bounds, int count, float* logits,
-                             float* state, int64_t state_stride) {
+                             float* state, int64_t state_stride, const typename E::Type* next) {
   for (int i = 0; i < count; i += kBlock) {
     const int block = std::min(count - i, kBlock);
     const QueryBounds of_block = bounds.From(i);
@@ -200,16 +217,16 @@ HWY_INLINE void AttendBlocks(const typename E::Type* tile, int dim, const TileRa
     float* at = state + i * state_stride;
     switch (block) {
       case 1:
-        AttendTile<E, 1>(tile, dim, range, q, of_block, logits, at, state_stride);
+        AttendTile<E, 1>(tile, dim, range, q, of_block, logits, at, state_stride, next);
         break;
       case 2:
-        AttendTile<E, 2>(tile, dim, range, q, of_block, logits, at, state_stride);
+        AttendTile<E, 2>(tile, dim, range, q, of_block, logits, at, state_stride, next);
         break;
       case 3:
-        AttendTile < E, kBlock<3 ? 1 : 3>(tile, dim, range, q, of_block, logits, at, state_stride);
+        AttendTile < E, kBlock<3 ? 1 : 3>(tile, dim, range, q, of_block, logits, at, state_stride, next);
         break;
       default:
-        AttendTile < E, kBlock<4 ? 1 : 4>(tile, dim, range, q, of_block, logits, at, state_stride);
+        AttendTile < E, kBlock<4 ? 1 : 4>(tile, dim, range, q, of_block, logits, at, state_stride, next);
     }
   }
 }
@@ -256,7 +273,8 @@ void AttendExactT(const ExactLayout& layout, std::span<const float* const> queri
   const int64_t last = bounds.LastEnd(count, begin, end);
   // Widening a half tile once pays when several blocks of queries read it.
   const bool widen = layout.type == ExactType::kHalf && count > 2 * kBlock && tokens <= kStepTokens;
-  const auto attend = [&](const std::byte* tile, int64_t start, int64_t from, int64_t to) HWY_ATTR {
+  const auto attend = [&](const std::byte* tile, int64_t start, int64_t from, int64_t to,
+                          const std::byte* next) HWY_ATTR {
     TileRange range = {start, from, to, tokens, 0, 0};
     range.first = static_cast<int>(from - start) / 16 * 16;
     range.last = (static_cast<int>(to - start) + 15) / 16 * 16;
@@ -270,23 +288,26 @@ void AttendExactT(const ExactLayout& layout, std::span<const float* const> queri
       }
       const int at = static_cast<int>(step);
       const TileRange turned = {start + step, from, to, kStepTokens, range.first - at, range.last - at};
-      AttendBlocks<FloatElement>(wide, dim, turned, scaled, bounds, count, logits, state, state_stride);
+      AttendBlocks<FloatElement>(wide, dim, turned, scaled, bounds, count, logits, state, state_stride, wide);
     } else if (layout.type == ExactType::kFloat) {
       AttendBlocks<FloatElement>(reinterpret_cast<const float*>(tile), dim, range, scaled, bounds, count,
-                                 logits, state, state_stride);
+                                 logits, state, state_stride, reinterpret_cast<const float*>(next));
     } else if (widen) {
       WidenTile(reinterpret_cast<const hwy::float16_t*>(tile), dim, range, wide);
-      AttendBlocks<FloatElement>(wide, dim, range, scaled, bounds, count, logits, state, state_stride);
+      AttendBlocks<FloatElement>(wide, dim, range, scaled, bounds, count, logits, state, state_stride, wide);
     } else {
       AttendBlocks<HalfElement>(reinterpret_cast<const hwy::float16_t*>(tile), dim, range, scaled, bounds,
-                                count, logits, state, state_stride);
+                                count, logits, state, state_stride,
+                                reinterpret_cast<const hwy::float16_t*>(next));
     }
   };
   for (int64_t start = begin / tokens * tokens; start < last; start += tokens) {
     for (int64_t step = 0; step < tokens; step += kStepTokens) {
       const int64_t from = std::max(begin, start + step);
       const int64_t to = std::min({last, start + step + kStepTokens, start + tokens});
-      if (from < to) attend(tiles[start / tokens], start, from, to);
+      const std::byte* tile = tiles[start / tokens];
+      const std::byte* next = start + tokens < last ? tiles[start / tokens + 1] : tile;
+      if (from < to) attend(tile, start, from, to, next);
     }
   }
   for (int i = 0; i < count; ++i) {
@@ -303,6 +324,17 @@ void AttendExactT(const ExactLayout& layout, std::span<const float* const> queri
   }
 }
 
+// x [n], n a multiple of 16, as halves; as core/half.h rounds.
+void ToHalfT(const float* HWY_RESTRICT x, int n, uint16_t* HWY_RESTRICT out) {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  const hn::Rebind<hwy::float16_t, DF> dh;
+  for (int i = 0; i < n; i += kN)
+    hn::StoreU(hn::DemoteTo(dh, hn::LoadU(DF(), x + i)), dh, reinterpret_cast<hwy::float16_t*>(out + i));
+#else
+  for (int i = 0; i < n; ++i) out[i] = FloatToHalf(x[i]);  // Highway's own form rounds otherwise
+#endif
+}
+
 }  // namespace blockgtq::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -310,19 +342,19 @@ HWY_AFTER_NAMESPACE();
 namespace blockgtq::cpu {
 namespace {
 
+// convert: floats [n], n a multiple of 16, to elements.
 template <typename T, typename F>
 void StoreTile(const ExactLayout& layout, const float* key, const float* value, int slot, T* tile,
                F convert) {
   const int dim = layout.head_dim, tokens = layout.tile_tokens;
-  if (layout.latents) {
-    T* row = tile + static_cast<int64_t>(slot) * dim;
-    for (int d = 0; d < dim; ++d) row[d] = convert(key[d]);
-    return;
-  }
-  T* row = tile + static_cast<int64_t>(dim) * tokens + static_cast<int64_t>(slot) * dim;
-  for (int d = 0; d < dim; ++d) {
-    tile[static_cast<int64_t>(d) * tokens + slot] = convert(key[d]);
-    row[d] = convert(value[d]);
+  if (layout.latents) return convert(key, dim, tile + static_cast<int64_t>(slot) * dim);
+  convert(value, dim, tile + static_cast<int64_t>(dim) * tokens + static_cast<int64_t>(slot) * dim);
+  for (int first = 0; first < dim; first += kStepTokens) {
+    T part[kStepTokens];
+    const int n = std::min(kStepTokens, dim - first);
+    convert(key + first, n, part);
+    T* column = tile + static_cast<int64_t>(first) * tokens + slot;
+    for (int d = 0; d < n; ++d) column[static_cast<int64_t>(d) * tokens] = part[d];
   }
 }
 
@@ -344,12 +376,14 @@ void LoadTile(const ExactLayout& layout, const T* tile, int slot, float* key, fl
 }  // namespace
 
 HWY_EXPORT(AttendExactT);
+HWY_EXPORT(ToHalfT);
 
 void StoreExact(const ExactLayout& layout, const float* key, const float* value, int slot, std::byte* tile) {
   if (layout.type == ExactType::kHalf) {
-    StoreTile(layout, key, value, slot, reinterpret_cast<uint16_t*>(tile), FloatToHalf);
+    StoreTile(layout, key, value, slot, reinterpret_cast<uint16_t*>(tile), HWY_DYNAMIC_DISPATCH(ToHalfT));
   } else {
-    StoreTile(layout, key, value, slot, reinterpret_cast<float*>(tile), [](float x) { return x; });
+    StoreTile(layout, key, value, slot, reinterpret_cast<float*>(tile),
+              [](const float* x, int n, float* to) { std::copy_n(x, n, to); });
   }
 }
 

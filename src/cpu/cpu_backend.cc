@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <new>
 #include <thread>
@@ -48,30 +47,6 @@ struct CpuCacheBinding : CacheBinding {
 const CpuWeight& Cast(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
 CpuActivations& Cast(Activations& x) { return static_cast<CpuActivations&>(x); }
 const CpuActivations& Cast(const Activations& x) { return static_cast<const CpuActivations&>(x); }
-
-/// As Backend::LargestOfRows, of one row.
-int32_t LargestIndex(std::span<const float> x) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr size_t kBlock = 256;
-  float largest = -kInfinity;
-  int32_t index = -1;
-  for (size_t first = 0; first < x.size(); first += kBlock) {
-    const std::span<const float> block = x.subspan(first, std::min(kBlock, x.size() - first));
-    // Most blocks hold nothing larger; these two questions have no branch, so that compilers vectorise them.
-    bool finite = true, larger = false;
-    for (const float value : block) {
-      finite &= value < kInfinity;  // false for NaN
-      larger |= value > largest;
-    }
-    if (!finite) return -1;
-    for (size_t i = 0; larger && i < block.size(); ++i) {
-      if (block[i] <= largest) continue;
-      largest = block[i];
-      index = static_cast<int32_t>(first + i);
-    }
-  }
-  return index;
-}
 
 class CpuBackend : public Backend {
  public:
@@ -250,9 +225,8 @@ class CpuBackend : public Backend {
     return Status::Ok();
   }
   Status LargestOfRows(const Activations& x, std::span<int32_t> out) override {
-    ForRows(static_cast<int64_t>(out.size()), x.cols(), [&](int64_t r) {
-      out[static_cast<size_t>(r)] = LargestIndex({Cast(x).row(r), static_cast<size_t>(x.cols())});
-    });
+    ForRows(static_cast<int64_t>(out.size()), x.cols(),
+            [&](int64_t r) { out[static_cast<size_t>(r)] = LargestIndex(Cast(x).row(r), x.cols()); });
     return Status::Ok();
   }
 

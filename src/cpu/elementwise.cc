@@ -169,6 +169,39 @@ double LogSumExpTarget(const float* x, int64_t n) {
   return shift + std::log(total);
 }
 
+int32_t LargestIndexTarget(const float* x, int64_t n) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr int64_t kBlock = 1024;  // most hold nothing larger than what was seen
+  const DF df;
+  const VF infinity = hn::Set(df, kInfinity);
+  float largest = -kInfinity;
+  int64_t block_of_largest = -1;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t end = std::min(n, first + kBlock);
+    VF of_block = hn::Set(df, -kInfinity);
+    auto finite = hn::Eq(infinity, infinity);
+    int64_t i = first;
+    for (; i + kLanes <= end; i += kLanes) {
+      const VF v = hn::LoadU(df, x + i);
+      finite = hn::And(finite, hn::Lt(v, infinity));  // false for NaN
+      of_block = hn::Max(of_block, v);
+    }
+    if (i < end) {
+      const VF v = LoadPartial(x + i, end - i, -kInfinity);
+      finite = hn::And(finite, hn::Lt(v, infinity));
+      of_block = hn::Max(of_block, v);
+    }
+    if (!hn::AllTrue(df, finite)) return -1;
+    if (hn::AllFalse(df, hn::Gt(of_block, hn::Set(df, largest)))) continue;
+    alignas(64) float lanes[kLanes];  // by hand, as in LogSumExpTarget
+    hn::Store(of_block, df, lanes);
+    largest = *std::max_element(lanes, lanes + kLanes);
+    block_of_largest = first;
+  }
+  if (block_of_largest < 0) return -1;
+  return static_cast<int32_t>(std::find(x + block_of_largest, x + n, largest) - x);
+}
+
 }  // namespace blockgtq::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -180,6 +213,7 @@ HWY_EXPORT(SiluMulTarget);
 HWY_EXPORT(GeluTanhMulTarget);
 HWY_EXPORT(AddTarget);
 HWY_EXPORT(LogSumExpTarget);
+HWY_EXPORT(LargestIndexTarget);
 
 void RmsNorm(const float* x, const float* weight, float epsilon, int64_t n, float* y) {
   HWY_DYNAMIC_DISPATCH(RmsNormTarget)(x, weight, epsilon, n, y);
@@ -190,6 +224,7 @@ void GeluTanhMul(float* gate, const float* up, int64_t n) {
 }
 void Add(const float* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(AddTarget)(x, n, y); }
 double LogSumExp(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LogSumExpTarget)(x, n); }
+int32_t LargestIndex(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LargestIndexTarget)(x, n); }
 
 }  // namespace blockgtq::cpu
 #endif

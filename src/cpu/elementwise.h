@@ -15,5 +15,7 @@ void GeluTanhMul(float* gate, const float* up, int64_t n);
 void Add(const float* x, int64_t n, float* y);
 /// log(sum exp(x)) of [n], stable.
 double LogSumExp(const float* x, int64_t n);
+/// The first index of the largest of [n]; -1 where one is NaN or +infinity, or all are -infinity.
+int32_t LargestIndex(const float* x, int64_t n);
 
 }  // namespace blockgtq::cpu

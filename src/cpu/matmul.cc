@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "src/cpu/aligned_buffer.h"
@@ -15,6 +16,8 @@ namespace {
 
 // Bytes of weights a task: large enough to hide a task's hand-out, small enough to balance the threads.
 constexpr int64_t kTaskBytes = 16 << 10;
+// Row groups a task of several tokens: a core fetches the group after the one that it works on.
+constexpr int64_t kTaskGroups = 3;
 // Row groups up to this size are fetched into the L1 cache ahead of their use (7 -> 10 GB/s a core at 576
 // columns of Q4_1); larger ones would push out what is in use, and their long rows suit the hardware's
 // prefetch.
@@ -74,9 +77,11 @@ void PackTile(const float* x, int64_t x_stride, int64_t tokens, int64_t cols, fl
   }
 }
 
-// y [tokens, y_stride] from the sums of a row group [tokens, group_rows], of which `rows` exist.
-void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int64_t group_rows,
-                int64_t first_token, int64_t tokens, const float* sums) {
+// y [tokens, y_stride] from the sums of a row group [tokens, group_rows], of which `rows` exist. Rows: an
+// integer, or a constant of the compiler's.
+template <class Rows>
+void StoreRows(const MatMulOutput& output, int64_t first_row, Rows rows, int64_t group_rows,
+               int64_t first_token, int64_t tokens, const float* sums) {
   for (int64_t t = 0; t < tokens; ++t) {
     float* y = output.y + (first_token + t) * output.y_stride + first_row;
     const float* sum = sums + t * group_rows;
@@ -90,6 +95,16 @@ void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int
       if (output.accumulate) value += y[r];
       y[r] = value;
     }
+  }
+}
+
+void StoreGroup(const MatMulOutput& output, int64_t first_row, int64_t rows, int64_t group_rows,
+                int64_t first_token, int64_t tokens, const float* sums) {
+  constexpr std::integral_constant<int64_t, 16> kSixteen;  // a whole group of the widest vectors
+  if (rows == kSixteen) {
+    StoreRows(output, first_row, kSixteen, group_rows, first_token, tokens, sums);
+  } else {
+    StoreRows(output, first_row, rows, group_rows, first_token, tokens, sums);
   }
 }
 
@@ -191,9 +206,9 @@ class Call {
     const int64_t groups = CeilDiv(output.weight.rows, work.group_rows);
     // Many tokens make a task long enough by themselves.
     const int64_t group_bytes = work.group_rows * output.weight.row_bytes() * std::min<int64_t>(tokens_, 16);
-    work.groups_per_task =
-        std::clamp(kTaskBytes / std::max<int64_t>(group_bytes, 1), int64_t{1},
-                   std::max<int64_t>(1, groups / (4 * static_cast<int64_t>(pool_.threads()))));
+    const int64_t most = std::max<int64_t>(1, groups / (4 * static_cast<int64_t>(pool_.threads())));
+    const int64_t least = std::min(tokens_ > 1 ? kTaskGroups : int64_t{1}, most);
+    work.groups_per_task = std::clamp(kTaskBytes / std::max<int64_t>(group_bytes, 1), least, most);
     work.tasks_per_block = CeilDiv(groups, work.groups_per_task);
     work.first_task = first_task;
   }

@@ -13,7 +13,6 @@
 #define HWY_TARGET_INCLUDE "src/cpu/matmul_int8.cc"
 #include "hwy/foreach_target.h"
 //
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 //
 #include "src/cpu/weight_unpack-inl.h"
@@ -81,15 +80,17 @@ HWY_INLINE VI DotFour(VI sum, VU codes, const int8_t* x) {
 }
 #undef BGTQ_PAIRWISE_X86
 
-// acc + the product of one unpacked block with 32 activations of one token.
-template <class Unpacker>
+// acc + the product of one unpacked block with 32 activations of one token. kChains: 2 where nothing else
+// runs beside a chain's own latency, 1 saves their sum.
+template <class Unpacker, int kChains>
 HWY_INLINE VF MultiplyBlock(const UnpackedBlock& block, const QuantBlock* HWY_RESTRICT x, VF acc) {
   const DF df;
   const DI di;
   constexpr bool kSmall = Unpacker::kSmallCodes;
+  constexpr bool kTwoSums = kChains == 2 || Unpacker::kTwoScales;
   const VF x_scale = hn::Set(df, x->scale);
-  // Two chains of four: one of eight would wait for its own latency.
-  VI low = hn::Zero(di), high = hn::Zero(di);
+  VI low = hn::Zero(di), second_sum = hn::Zero(di);
+  VI& high = kTwoSums ? second_sum : low;
   if constexpr (Unpacker::kTwoScales) {
     const VI minus_low = hn::Set(di, x->minus_low);
     low = hn::ShiftLeft<Unpacker::kOffsetLog2>(minus_low);
@@ -109,7 +110,8 @@ HWY_INLINE VF MultiplyBlock(const UnpackedBlock& block, const QuantBlock* HWY_RE
     acc = hn::MulAdd(hn::Mul(block.scale, x_scale), hn::ConvertTo(df, low), acc);
     return hn::MulAdd(hn::Mul(block.second, x_scale), hn::ConvertTo(df, high), acc);
   }
-  acc = hn::MulAdd(hn::Mul(block.scale, x_scale), hn::ConvertTo(df, hn::Add(low, high)), acc);
+  const VI sum = kTwoSums ? hn::Add(low, high) : low;
+  acc = hn::MulAdd(hn::Mul(block.scale, x_scale), hn::ConvertTo(df, sum), acc);
   if constexpr (Unpacker::kHasMinimum) acc = hn::MulAdd(block.second, hn::Set(df, x->sum), acc);
   return acc;
 }
@@ -122,7 +124,7 @@ struct OneToken {
 
   template <class Unpacker>
   HWY_INLINE void Take(const UnpackedBlock& block) {
-    acc = MultiplyBlock<Unpacker>(block, x, acc);
+    acc = MultiplyBlock<Unpacker, 2>(block, x, acc);
     ++x;
   }
 };
@@ -137,33 +139,39 @@ struct ManyTokens {
     const DF df;
     float* HWY_RESTRICT out = y;
     for (int64_t t = 0; t < tokens; ++t, ++x, out += kRows) {
-      hn::StoreU(MultiplyBlock<Unpacker>(block, x, hn::LoadU(df, out)), df, out);
+      hn::StoreU(MultiplyBlock<Unpacker, 1>(block, x, hn::LoadU(df, out)), df, out);
     }
   }
 };
+
+// Unpacks the group. The next one follows it in memory: its bytes are fetched at the rate at which these are
+// used, kLevel 3 into the first-level cache, 2 into the second.
+template <class Unpacker, int kLevel, class Sink>
+HWY_INLINE void UnpackGroup(const GroupArgs& args, Sink& sink) {
+  RowGroup rows{args.weights, args.row_bytes};
+  const uint8_t* next = args.weights + kRows * args.row_bytes;
+  const uint8_t* next_end = args.prefetch_next ? next + kRows * args.row_bytes : next;
+  for (int64_t k = 0; k < args.cols; k += Unpacker::kElements) {
+    for (int64_t i = 0; i < Unpacker::kBytes * kRows && next < next_end; i += 64, next += 64) {
+      __builtin_prefetch(next, 0, kLevel);
+    }
+    Unpacker::Unpack(rows, sink);
+    rows.base += Unpacker::kBytes;
+  }
+}
 
 template <class Unpacker>
 HWY_NOINLINE void MultiplyType(const GroupArgs& args) {
   const DF df;
   const auto* x = static_cast<const QuantBlock*>(args.x);
-  RowGroup rows{args.weights, args.row_bytes};
-  if (args.tokens > 1) {
+  if (args.tokens > 1) {  // their activations take the first-level cache
     std::memset(args.y, 0, static_cast<size_t>(args.tokens) * kRows * sizeof(float));
     ManyTokens sink{x, args.tokens, args.y};
-    UnpackRows<Unpacker>(rows, args.cols, sink);
+    UnpackGroup<Unpacker, 2>(args, sink);
     return;
   }
   OneToken sink{x, hn::Zero(df)};
-  // The next group follows this one in memory: its bytes are fetched at the rate at which these are used.
-  const uint8_t* next = args.weights + kRows * args.row_bytes;
-  const uint8_t* next_end = args.prefetch_next ? next + kRows * args.row_bytes : next;
-  for (int64_t k = 0; k < args.cols; k += Unpacker::kElements) {
-    for (int64_t i = 0; i < Unpacker::kBytes * kRows && next < next_end; i += 64, next += 64) {
-      hwy::Prefetch(next);
-    }
-    Unpacker::Unpack(rows, sink);
-    rows.base += Unpacker::kBytes;
-  }
+  UnpackGroup<Unpacker, 3>(args, sink);
   hn::StoreU(sink.acc, df, args.y);
 }
 

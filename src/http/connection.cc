@@ -102,6 +102,8 @@ HttpRequest Connection::Take() const {
   request.path = target.substr(0, question);
   request.query = question < target.size() ? target.substr(question + 1) : "";
   request.authorization = std::string(message[bhttp::field::authorization]);
+  request.host = std::string(message[bhttp::field::host]);
+  request.origin = std::string(message[bhttp::field::origin]);
   return request;
 }
 

@@ -10,10 +10,10 @@
 namespace blockgtq::http {
 
 struct HttpRequest {
-  std::string method;  // "GET", "POST", ...
-  std::string path;    // without the query
-  std::string query;   // behind the '?'
-  std::string authorization;
+  std::string method;                       // "GET", "POST", ...
+  std::string path;                         // without the query
+  std::string query;                        // behind the '?'
+  std::string authorization, host, origin;  // the headers; empty: absent
   std::string body;
 };
 

@@ -93,6 +93,13 @@ const Service::RouteInfo* Service::FindRoute(const HttpRequest& request, std::st
 }
 
 bool Service::Refuse(const HttpRequest& request, Response* response) {
+  if (options_.hosts.has_value()) {
+    const std::string why = options_.hosts->Refusal(request.host, request.origin);
+    if (!why.empty()) {
+      *response = ErrorResponse(403, why);
+      return true;
+    }
+  }
   std::string allowed;
   const RouteInfo* route = FindRoute(request, &allowed);
   if ((route == nullptr || !route->open) && !options_.api_keys.empty()) {

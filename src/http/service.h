@@ -10,6 +10,7 @@
 
 #include "src/engine/loaded_model.h"
 #include "src/http/completion.h"
+#include "src/http/host_rule.h"
 #include "src/http/server.h"
 #include "src/serve/engine_thread.h"
 
@@ -17,6 +18,7 @@ namespace blockgtq::http {
 
 struct ServiceOptions {
   std::vector<std::string> api_keys;  // empty: everyone may ask
+  std::optional<HostRule> hosts;      // without keys: under which names; absent: under any
   std::string slot_folder;            // of saved slots; empty: saving and restoring are refused
   std::string model_name;             // as clients see it
   std::string cache_name;             // "aligned K3V3"

@@ -10,7 +10,8 @@
 namespace blockgtq::serve {
 namespace {
 
-// A prompt leaves at most about this many entries in the prefix cache, evenly spread, and its last chunk.
+// A prompt leaves at most about this many entries in the prefix cache, evenly spread, beside
+// its early cuts and its last.
 constexpr int64_t kEntriesPerPrompt = 16;
 
 Status Invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
@@ -35,7 +36,8 @@ Scheduler::Scheduler(Context& context, const SchedulerOptions& options, int64_t 
       cache_(context.cache()),
       options_(options),
       sequence_limit_(sequence_limit),
-      prefixes_(cache_, options.chunk, options.prefix_entries),
+      cuts_(options.chunk),
+      prefixes_(cache_, cuts_, options.prefix_entries),
       slots_(static_cast<size_t>(options.max_running)) {}
 
 Scheduler::~Scheduler() {
@@ -75,7 +77,7 @@ void Scheduler::Submit(RequestId id, Request request, EventSink sink) {
   ++counters_.requests;
   auto json = request.json_object ? json_vocabulary() : nullptr;
   waiting_.push_back(
-      std::make_unique<Stream>(id, std::move(request), std::move(sink), options_.chunk, std::move(json)));
+      std::make_unique<Stream>(id, std::move(request), std::move(sink), cuts_, std::move(json)));
 }
 
 std::shared_ptr<const JsonVocabulary> Scheduler::json_vocabulary() {
@@ -138,28 +140,26 @@ bool Scheduler::Ready(const Stream& stream) const {
   if (stream.request.slot >= 0 && SlotBusy(stream.request.slot)) return false;
   if (!stream.request.use_prefix_cache || options_.prefix_entries == 0) return true;
   // Where a running prompt is about to leave a longer common beginning than there is now, it is waited for.
-  const int64_t usable = (stream.prompt_length() - 1) / options_.chunk;
-  const int64_t found =
-      prefixes_.Find(stream.request.prompt, stream.keys, stream.prompt_length() - 1) / options_.chunk;
+  const int64_t most = stream.prompt_length() - 1, usable = cuts_.Last(most);
+  const int64_t found = cuts_.Last(prefixes_.Find(stream.request.prompt, stream.keys, most));
   for (const auto& other : running_) {
     if (!other->in_prompt()) continue;
     const auto differ = std::ranges::mismatch(stream.keys, other->keys);
     const int64_t common = std::min<int64_t>(differ.in1 - stream.keys.begin(), usable);
-    for (int64_t boundary = common; boundary > std::max(found, other->stored / options_.chunk); --boundary) {
-      if (KeepsPrefix(*other, boundary)) return false;
+    for (int64_t cut = common; cut > std::max(found, cuts_.Last(other->stored)); --cut) {
+      if (KeepsPrefix(*other, cut)) return false;
     }
   }
   return true;
 }
 
-bool Scheduler::KeepsPrefix(const Stream& stream, int64_t boundary) const {
-  const int64_t chunks = static_cast<int64_t>(stream.keys.size());
-  if (!stream.canonical || !stream.request.use_prefix_cache || boundary < 1 || boundary > chunks)
-    return false;
+bool Scheduler::KeepsPrefix(const Stream& stream, int64_t cut) const {
+  const int64_t cuts = static_cast<int64_t>(stream.keys.size());
+  if (!stream.canonical || !stream.request.use_prefix_cache || cut < 1 || cut > cuts) return false;
   int64_t stride = 1;
-  while (chunks / stride > kEntriesPerPrompt) stride *= 2;
-  return boundary % stride == 0 || boundary == chunks ||
-         boundary == (stream.prompt_length() - 1) / options_.chunk;
+  while ((cuts - cuts_.early()) / stride > kEntriesPerPrompt) stride *= 2;
+  return cut <= cuts_.early() || (cut - cuts_.early()) % stride == 0 || cut == cuts ||
+         cut == cuts_.Last(stream.prompt_length() - 1);
 }
 
 Status Scheduler::Begin(Stream& stream) {
@@ -233,7 +233,7 @@ void Scheduler::ChooseBatch() {
   std::ranges::stable_sort(prompts, {}, &Stream::last_prompt_step);
   int64_t room = options_.chunk;
   for (Stream* stream : prompts) {
-    const int64_t rows = static_cast<int64_t>(stream->NextTokens(options_.chunk).size());
+    const int64_t rows = static_cast<int64_t>(stream->NextTokens(cuts_).size());
     if (rows > room) continue;
     room -= rows;
     stream->last_prompt_step = ++turn_;
@@ -243,7 +243,7 @@ void Scheduler::ChooseBatch() {
 
 void Scheduler::AddToBatch(Stream& stream) {
   batch_.push_back(&stream);
-  items_.push_back({*stream.sequence, stream.NextTokens(options_.chunk)});
+  items_.push_back({*stream.sequence, stream.NextTokens(cuts_)});
 }
 
 void Scheduler::RunBatch() {
@@ -262,11 +262,11 @@ void Scheduler::RunBatch() {
     row += rows;
     if (prompt) {
       counters_.prompt_tokens += rows;
-      const int64_t boundary = stream.stored / options_.chunk;
-      if (stream.stored % options_.chunk == 0 && KeepsPrefix(stream, boundary)) {
+      const int64_t cut = cuts_.Last(stream.stored);
+      if (stream.stored == cuts_.At(cut) && KeepsPrefix(stream, cut)) {
         prefixes_.Insert(*stream.sequence,
                          std::span(stream.request.prompt).first(static_cast<size_t>(stream.stored)),
-                         stream.keys[static_cast<size_t>(boundary - 1)]);
+                         stream.keys[static_cast<size_t>(cut - 1)]);
       }
     }
     if (stream.stored == stream.length()) draws_.emplace_back(&stream, row - 1);

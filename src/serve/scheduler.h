@@ -1,10 +1,10 @@
 // Continuous batching: many requests share one model and one packed cache, a pass at a time.
 //
 // Each pass runs one token of every request that is past its prompt, and chunks of prompts in turn. What a
-// request says does not depend on its company: prompts are cut at multiples of the chunk, whatever else runs,
-// and a row of a pass is computed as it would be alone (docs/server.md says for which backends). Without
-// pages, first the prefix cache gives way, then kept slots, then the youngest request, which waits and is
-// computed again.
+// request says does not depend on its company: prompts are cut at the same places (PromptCuts), whatever else
+// runs, and a row of a pass is computed as it would be alone (docs/server.md says for which backends).
+// Without pages, first the prefix cache gives way, then kept slots, then the youngest request, which waits
+// and is computed again.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace blockgtq::serve {
 
 struct SchedulerOptions {
   int max_running = 16;        // requests in one pass; also the number of slots
-  int64_t chunk = 256;         // prompt tokens a pass, of one request; a multiple of 64
+  int64_t chunk = 256;         // prompt tokens a pass, of one request; a multiple of 64 (see PromptCuts)
   int64_t max_sequence = 0;    // prompt and new tokens of a request; 0: the model's context length
   size_t prefix_entries = 64;  // of the prefix cache; 0: off
   int max_top_logprobs = 20;
@@ -121,8 +121,8 @@ class Scheduler {
   static std::unique_ptr<Stream> Remove(Streams& streams, const Stream& stream);  // null: not there
 
   bool Ready(const Stream& stream) const;
-  /// Whether the stream's prompt becomes an entry of the prefix cache at its chunk `boundary` (1 up).
-  bool KeepsPrefix(const Stream& stream, int64_t boundary) const;
+  /// Whether the stream's prompt becomes an entry of the prefix cache at its cut `cut` (1 up).
+  bool KeepsPrefix(const Stream& stream, int64_t cut) const;
   /// Gives the stream a sequence with room for its tokens and one more. Errors: kOutOfMemory.
   Status Begin(Stream& stream);
   /// The longest beginning of its prompt that is in the cache, or an empty sequence.
@@ -157,6 +157,7 @@ class Scheduler {
   KvCache& cache_;
   const SchedulerOptions options_;
   const int64_t sequence_limit_;
+  const PromptCuts cuts_;
   PrefixCache prefixes_;
   std::shared_ptr<const JsonVocabulary> json_vocabulary_;
   Streams running_, waiting_;

@@ -38,11 +38,11 @@ void FillLogprobs(std::span<const float> logits, int count, NewToken& token) {
 
 }  // namespace
 
-Stream::Stream(RequestId id, Request request_in, EventSink sink, int64_t chunk,
+Stream::Stream(RequestId id, Request request_in, EventSink sink, const PromptCuts& cuts,
                std::shared_ptr<const JsonVocabulary> json)
     : id(id),
       request(std::move(request_in)),
-      keys(ChunkKeys(request.prompt, chunk)),
+      keys(CutKeys(request.prompt, cuts)),
       sink_(std::move(sink)),
       tokens_(request.prompt),
       sampler_(request.sampler),
@@ -52,9 +52,9 @@ Stream::Stream(RequestId id, Request request_in, EventSink sink, int64_t chunk,
   if (request.json_object) json_.emplace(std::move(json));
 }
 
-std::span<const Token> Stream::NextTokens(int64_t chunk) const {
+std::span<const Token> Stream::NextTokens(const PromptCuts& cuts) const {
   const int64_t end =
-      in_prompt() ? std::min((stored / chunk + 1) * chunk, prompt_length()) : std::min(stored + 1, length());
+      in_prompt() ? std::min(cuts.NextEnd(stored), prompt_length()) : std::min(stored + 1, length());
   return std::span<const Token>(tokens_).subspan(static_cast<size_t>(stored),
                                                  static_cast<size_t>(end - stored));
 }

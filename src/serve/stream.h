@@ -12,6 +12,7 @@
 
 #include "src/cache/kv_cache.h"
 #include "src/engine/json_filter.h"
+#include "src/serve/prompt_cuts.h"
 #include "src/serve/request.h"
 #include "src/serve/stop_matcher.h"
 
@@ -22,17 +23,17 @@ using Clock = std::chrono::steady_clock;
 class Stream {
  public:
   /// json: of the model's tokenizer, where request.json_object is set; else null.
-  Stream(RequestId id, Request request, EventSink sink, int64_t chunk,
+  Stream(RequestId id, Request request, EventSink sink, const PromptCuts& cuts,
          std::shared_ptr<const JsonVocabulary> json);
 
   const RequestId id;
   const Request request;
-  const std::vector<uint64_t> keys;  // ChunkKeys of the prompt
+  const std::vector<uint64_t> keys;  // CutKeys of the prompt
 
   // Where it is; the scheduler's to set.
   std::optional<SequenceId> sequence;  // absent: waiting
   int64_t stored = 0;                  // tokens in the cache
-  /// The cached tokens are what running the prompt in its chunks gives: only such become prefix entries.
+  /// The cached tokens are what running the prompt from cut to cut gives: only such become prefix entries.
   bool canonical = true;
   int64_t last_prompt_step = 0;  // when its prompt had its last turn
   /// Up to here it runs in passes of its own: a pass with others failed, and one of them was the cause.
@@ -43,9 +44,9 @@ class Stream {
   int64_t length() const { return static_cast<int64_t>(tokens_.size()); }
   int64_t prompt_length() const { return static_cast<int64_t>(request.prompt.size()); }
   bool in_prompt() const { return stored < prompt_length(); }
-  /// What the next pass runs: the prompt up to the end of its chunk, then a token at a time (new tokens that
+  /// What the next pass runs: the prompt up to its next cut, then a token at a time (new tokens that
   /// are run again after a preemption are so too: each is computed as it was at first).
-  std::span<const Token> NextTokens(int64_t chunk) const;
+  std::span<const Token> NextTokens(const PromptCuts& cuts) const;
 
   /// The model's likeliest token is the next one, and no logits are asked for.
   bool greedy() const { return request.sampler.greedy() && request.top_logprobs < 0 && !request.json_object; }

@@ -188,7 +188,7 @@ class Machine(Faults):
     def test_out_of_descriptors(self):
         server = self.serve()
         kept = server.raw()
-        kept.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         self.assertIn(b"200 OK", kept.recv(1000))
         used = len(os.listdir(f"/proc/{server.process.pid}/fd"))
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 4, used + 4))
@@ -252,7 +252,7 @@ class Clients(Faults):
                 (chunked, b"0\r\n" + b"a: b\r\n" * 70000, 413),
                 (chunked, b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), 200)):
             with server.raw() as sock:
-                sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + head + b"\r\n" + sent)
+                sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + head + b"\r\n" + sent)
                 answer = read_all(sock)
             self.assertTrue(answer.startswith(f"HTTP/1.1 {status} ".encode()), (head, answer[:200]))
         self.assert_serves(server)
@@ -270,7 +270,7 @@ class Clients(Faults):
     def test_head_has_no_body(self):
         server = self.serve()
         with server.raw() as sock:
-            sock.sendall(b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            sock.sendall(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             answer = read_all(sock)
         self.assertRegex(answer, rb"(?s)^HTTP/1.1 405 .*\r\n\r\nHTTP/1.1 200 OK\r\n.*\"ok\"")
 

@@ -39,7 +39,7 @@ def read_all(sock):
 
 def http_bytes(path, body, extra=""):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{extra}\r\n".encode() + data
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{extra}\r\n".encode() + data
 
 
 def events(content):
@@ -166,7 +166,7 @@ class Api(unittest.TestCase):
     def test_pipelined_requests_are_answered_in_order(self):
         with self.server.raw() as sock:
             sock.sendall(http_bytes("/v1/completions", greedy(9)) + http_bytes("/v1/completions", greedy(4, stream=True)) +
-                         b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                         b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             data = read_all(sock)
         self.assertEqual(data.count(b"HTTP/1.1 200 OK"), 3)
         self.assertLess(data.index(b'"completion_tokens":9'), data.index(b"[DONE]"))
@@ -205,7 +205,7 @@ class Api(unittest.TestCase):
             sock.shutdown(socket.SHUT_WR)
             self.assertTrue(read_all(sock).startswith(b"HTTP/1.1 431 "))
         with self.server.raw() as sock:
-            sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
+            sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n")
             self.assertTrue(read_all(sock).startswith(b"HTTP/1.1 413 "))
 
     def test_nonsense_and_slowness_are_answered(self):
@@ -213,10 +213,22 @@ class Api(unittest.TestCase):
             sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
             self.assertTrue(read_all(sock).startswith(b"HTTP/1.1 400 "))
         with self.server.raw() as sock:
-            sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
             self.assertTrue(read_all(sock).startswith(b"HTTP/1.1 408 "))
         with self.server.raw() as sock:
             self.assertEqual(read_all(sock), b"")  # never asked, told nothing
+
+    def test_pages_of_other_sites_are_refused(self):
+        body = greedy(1)
+        for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{self.server.port}"},
+                        {"Origin": "https://evil.example"}, {"Origin": "null"}):
+            for method, path, content in (("POST", "/v1/completions", body), ("GET", "/health", None)):
+                status, answer = self.server.json(method, path, content, headers)
+                self.assertEqual((status, answer["error"]["type"]), (403, "permission_error"), headers)
+                self.assertIn(next(iter(headers)), answer["error"]["message"])
+        for headers in ({"Host": "localhost"}, {"Origin": f"http://127.0.0.1:{self.server.port}"},
+                        {"Origin": "http://localhost:3000"}):
+            self.assertEqual(self.server.json("POST", "/v1/completions", body, headers)[0], 200, headers)
 
     def test_a_client_waits_for_leave_to_send_its_body(self):
         with self.server.raw() as sock:

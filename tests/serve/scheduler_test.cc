@@ -160,6 +160,47 @@ TEST_F(ServeTest, ASharedBeginningIsRunOnceAndChangesNoAnswer) {
   }
 }
 
+TEST(PromptCutsTest, CutsAreThePagesOfTheFirst256TokensAndTheChunks) {
+  for (const int64_t chunk : {64, 128, 192, 256, 320, 512, 1024}) {
+    const PromptCuts cuts(chunk);
+    int64_t last = 0;
+    for (int64_t tokens = 0; tokens <= 3000; ++tokens) {
+      const bool cut =
+          tokens > 0 && (tokens % chunk == 0 || (tokens < chunk && tokens <= 256 && tokens % 64 == 0));
+      if (cut) {
+        EXPECT_EQ(cuts.NextEnd(tokens - 1), tokens) << chunk;
+        ++last;
+        EXPECT_EQ(cuts.At(last), tokens) << chunk;
+      }
+      EXPECT_EQ(cuts.Last(tokens), last) << chunk << ", " << tokens << " tokens";
+    }
+  }
+}
+
+TEST_F(ServeTest, AShortSharedBeginningIsRunOnceByWholePages) {
+  options_.chunk = 256;
+  const std::vector<Token> first = RandomPrompt(320, 3);
+  std::vector<Request> requests = {Greedy(first, 20)};
+  const std::vector<std::pair<size_t, int64_t>> shared = {
+      {63, 0}, {64, 64}, {100, 64}, {250, 192}, {300, 256}};
+  for (const auto& [common, cached] : shared) {
+    std::vector<Token> prompt(first.begin(), first.begin() + static_cast<int64_t>(common));
+    for (const Token token : RandomPrompt(30, static_cast<unsigned>(common))) prompt.push_back(token);
+    requests.push_back(Greedy(prompt, 20));
+  }
+  requests.push_back(
+      Greedy({first.begin(), first.begin() + 128}, 20));  // its last token is run for its logits
+  const std::vector<Answer> alone = Alone(requests);
+  Bench bench(*model_, &plan_, cache_, options_);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const RequestId id = bench.Submit(requests[i]);
+    bench.Run();
+    EXPECT_EQ(bench.answers[id].tokens, alone[i].tokens) << i;
+    const int64_t cached = i == 0 ? 0 : i <= shared.size() ? shared[i - 1].second : 64;
+    EXPECT_EQ(bench.answers[id].usage.cached_tokens, cached) << i;
+  }
+}
+
 TEST_F(ServeTest, ThePrefixCacheGivesItsPagesToRequests) {
   cache_.max_tokens = 1024;
   Bench bench(*model_, &plan_, cache_, options_);
