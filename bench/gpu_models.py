@@ -31,6 +31,7 @@ def main():
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
     parser.add_argument("--models", default=",".join(results.MODEL_FILES), help="names, or files that end in .gguf")
     parser.add_argument("--text", type=pathlib.Path, default=results.ROOT / "data/wikitext2_test.txt")
+    parser.add_argument("--no-chat", action="store_true", help="prompts as they are: for models without a chat template")
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only these caches")
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/gpu_models.json")
     arguments = parser.parse_args()
@@ -67,7 +68,8 @@ def main():
                 for device in ("cpu", "cuda"):
                     ran = results.run_json(
                         [arguments.binary, "generate", "-m", model, "--device", device, "--plan",
-                         pathlib.Path(folder, "3.safetensors"), "--activations", "float", "-p", prompt, "--chat", "-n", 128,
+                         pathlib.Path(folder, "3.safetensors"), "--activations", "float", "-p", prompt,
+                         "--no-chat" if arguments.no_chat else "--chat", "-n", 128,
                          "--temp", 0, "--json", out], out)
                     texts[device] = ran["text"]
                 same = os.path.commonprefix(list(texts.values()))
