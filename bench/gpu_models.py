@@ -31,6 +31,7 @@ def main():
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
     parser.add_argument("--models", default=",".join(results.MODEL_FILES), help="names, or files that end in .gguf")
     parser.add_argument("--text", type=pathlib.Path, default=results.ROOT / "data/wikitext2_test.txt")
+    parser.add_argument("--chunks", type=int, default=2, help="windows of 768 tokens")
     parser.add_argument("--no-chat", action="store_true", help="prompts as they are: for models without a chat template")
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only these caches")
     parser.add_argument("-o", "--out", type=pathlib.Path, default=results.ROOT / "bench/results/gpu_models.json")
@@ -53,11 +54,12 @@ def main():
                 if not plan.exists():
                     results.run_json([arguments.binary, "calibrate", "-m", model, "--device", "cpu", "-K", bits, "-V", bits,
                                       "-o", plan, "--json", out], out)
-                row = {"model": name, "setting": setting}
+                row = {"model": name, "setting": setting, "windows": arguments.chunks}
                 for device in ("cpu", "cuda"):
                     scored = results.run_json(
                         [arguments.binary, "perplexity", "-m", model, "--device", device, "--plan", plan, *flags, "-f",
-                         arguments.text, "-c", 768, "--chunks", 2, "--score", "all", "--kld", "--strict", "--json", out], out)
+                         arguments.text, "-c", 768, "--chunks", arguments.chunks, "--score", "all", "--kld", "--strict",
+                         "--json", out], out)
                     row[device] = {k: scored[k] for k in ("ppl", "ppl_fp16", "kld_mean", "top1")}
                 row["kld_ratio"] = round(row["cuda"]["kld_mean"] / row["cpu"]["kld_mean"], 4)
                 result["rows"].append(row)

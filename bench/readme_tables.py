@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fills README's tables of quality and speed, and docs/results.md, from the files of bench/results/.
+"""Fills README's tables of quality, speed and GPUs, and docs/results.md, from the files of bench/results/.
 
   bench/readme_tables.py
 
-docs/results.md is results_page.py's. In README it writes between the markers <!-- quality --> and <!-- speed -->. A row that a file lacks says "not
-measured".
+docs/results.md is results_page.py's. In README it writes between the markers <!-- quality -->, <!-- speed --> and
+<!-- gpu -->. A row that a file lacks says "not measured".
 """
 import json
 import re
@@ -63,6 +63,43 @@ def speed_table(measured):
                              "K3V3 / fp16", "K3V3 / llama.cpp"], table)
 
 
+def gpu_section(attention, end_to_end, models):
+    rows = {(r["shape"], r["batch"], r["context"], r["cache"], kind): r for r in end_to_end["rows"]
+            for kind in ("decode_ms_per_token", "prefill_ms") if kind in r}
+
+    def value(shape, batch, context, cache, kind="decode_ms_per_token"):
+        row = rows.get((shape, batch, context, cache, kind))
+        return row and row[kind]
+
+    table = []
+    for context in (1024, 16384, 32768, 131072, 524160):
+        packed, half = (value("qwen2.5-3b", 1, context, cache) for cache in ("packed", "fp16"))
+        table.append([f"Qwen2.5-3B shape, one sequence of {round(context / 1024)}K, ms a token", f"{packed:.2f}",
+                      f"{half:.2f}" if half else "not measured", f"{half / packed:.2f}x" if half else ""])
+    for batches, context in (((4, 4), 131072), ((144, 28), 32768)):
+        packed, half = (batch * 1e3 / value("llama-3.1-8b", batch, context, cache)
+                        for batch, cache in zip(batches, ("packed", "fp16")))
+        title = (f"{batches[0]} sequences" if batches[0] == batches[1]
+                 else f"as many sequences as fit ({batches[0]}, {batches[1]})")
+        table.append([f"Llama-3.1-8B shape, {title} of {context // 1024}K, tokens a second", f"{packed:.0f}", f"{half:.0f}",
+                      f"{packed / half:.2f}x"])
+    packed, half = (value("qwen2.5-3b", 1, 32768, cache, "prefill_ms") for cache in ("packed", "fp16"))
+    table.append(["Qwen2.5-3B shape, prompt of 32K, ms", f"{packed:.0f}", f"{half:.0f}", f"{half / packed:.2f}x"])
+    layer = {(r["batch"], r["q_heads"], r["context"]): r["ratio"] for r in attention["rows"] if not r["mean_units"]}
+    times = {(r["batch"], r["q_heads"], r["context"], r["mean_units"]): r["us"] for r in attention["rows"]}
+    longer = [us / times[(*key, 0)] - 1 for (*key, units), us in times.items() if units]
+    short = [ratio for (batch, _, context), ratio in layer.items() if batch == 1 and context <= 32768]
+    ratios = [r["kld_ratio"] for r in models["rows"] if r.get("setting") == "K3V3"]
+    texts = [r["equal"] for r in models["rows"] if "equal" in r and not r["model"].startswith("small")]
+    return f"""\
+**GPU**, one H200, random weights of known shapes, production mode, default window. `bench/gpu_e2e.py`
+
+{results.markdown(["", "K3V3", "our fp16 cache (cuDNN)", "speed, K3V3 / fp16"], table)}
+
+Decode attention of a layer alone, beside cuDNN's fp16 kernel: {layer[8, 32, 131072]:.2f}x at 8 sequences of 128K (32/8 heads), {layer[1, 32, 131072]:.2f}x at one, {min(short):.2f} to {max(short):.2f}x at 1K to 32K; a plan that removes the key mean takes {min(longer):.0%} to {max(longer):.0%} longer ([docs/kernels.md](docs/kernels.md)). Real models, strict, K3V3 with the default window: divergence on the GPU {min(ratios):.3f} to {max(ratios):.3f} of the CPU's, {sum(texts)} of {len(texts)} greedy texts equal to the last character (`bench/gpu_models.py`).
+"""
+
+
 def main():
     results_page.write()
     quality, windows = results.load("quality.json"), results.load("quality_windows.json")
@@ -89,6 +126,7 @@ Beside llama.cpp's quantised caches: windows of 512, second halves, 8 windows, e
 
 Attention alone, one thread (`bench/run_cpu_kernels.py`): {ns['Codes/K3V3_mean']:.1f} ns a token and KV head from K3V3 codes with the mean (52 B: {each['Codes/K3V3_mean']['bytes_per_second'] / 1e9:.1f} GB/s of codes; a plain read of the same bytes takes {ns['Read/K3V3_bytes']:.1f} ns) against {ns['Exact/half']:.1f} ns for the fp16 kernel, which runs at the memory's speed; [docs/kernels.md](docs/kernels.md) has the rest. Memory at 8,000 tokens of SmolLM2: 40 MiB of cache where fp16 takes 176, and a test holds the process to that and a constant.
 """
+    sections["gpu"] = gpu_section(*(results.load(name) for name in ("attention.json", "e2e.json", "gpu_models.json")))
     text = README.read_text()
     for name, body in sections.items():
         text, found = re.subn(f"<!-- {name} -->.*?<!-- /{name} -->",

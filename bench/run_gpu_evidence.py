@@ -4,8 +4,8 @@
   bench/run_gpu_evidence.py --binary BLOCKGTQ --models FOLDER -o FOLDER [--weights FILE] [--seconds 200]
   bench/run_gpu_evidence.py --merge FOLDER
 
-Runs bench/run_studies.py: depth (aligned and uniform at K3V3 and K2V2 over two texts), then needle (fp16, aligned,
-uniform), each until it is done or its time is up, and asks for a simulated recipe, which GPUs refuse. The folder gets
+Runs bench/run_studies.py: depth (aligned at K3V3 and K2V2 over two texts), then needle (fp16, aligned; the
+fp16 norms of uniform are not for GPUs), each until it is done or its time is up, and asks for a simulated recipe, which GPUs refuse. The folder gets
 depth.json, needle.json, plots, and evidence.json: what was done, what was left out, in how many seconds. What a step
 had finished when its time was up counts for the next run with the same folder. --weights: the model's file where it is
 not the one of bench/results.py. --merge puts depth.json and needle.json into bench/results/, the plots into docs/images/,
@@ -68,7 +68,7 @@ def model_folder(arguments):
 def steps(arguments):
     """(name, share of the seconds that it may use, arguments of run_studies.py)"""
     return [
-        ("depth", DEPTH_SHARE, ["--runs", "aligned,uniform", "--depths", arguments.depths, "--texts", arguments.texts, "--span",
+        ("depth", DEPTH_SHARE, ["--runs", "aligned", "--depths", arguments.depths, "--texts", arguments.texts, "--span",
                                 arguments.span]),
         ("needle", 1, ["--caches", arguments.caches, "--tasks", arguments.tasks, "--lengths", arguments.lengths, "--depths",
                        arguments.needle_depths, "--trials", arguments.trials]),
@@ -150,7 +150,7 @@ def main():
     parser.add_argument("--depths", default="256,1024,4096,8192,16384")
     parser.add_argument("--texts", default="2")
     parser.add_argument("--span", default="64")
-    parser.add_argument("--caches", default="fp16,aligned K3V3,aligned K2V2,uniform K3V3,uniform K2V2")
+    parser.add_argument("--caches", default="fp16,aligned K3V3,aligned K2V2")
     parser.add_argument("--tasks", default="single,multikey,vartrack")
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
     parser.add_argument("--needle-depths", default="0,50,100")
