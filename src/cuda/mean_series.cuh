@@ -228,6 +228,7 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld,
   // the first slots, which have the most levels, have given their registers back: two waits a batch, where
   // there is room for kMostHeld = kSlots.
   constexpr int kUnrolled = kSlots > 8 ? 4 : kSlots, kAtOnce = kSlots > 8 ? 2 : kSlots;
+  static_assert((kSlots - kUnrolled) % kAtOnce == 0);
   constexpr bool kOrdered = kSparing || kMostHeld < kSlots;  // keeps the compiler from moving loads ahead
   const int last = units > 4 ? kSlots - 1 : kSlots > 4 ? 3 : kSlots - 1;  // of the row, whatever its units
   uint4 high[kUnrolled], low[kUnrolled];
