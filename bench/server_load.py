@@ -40,9 +40,10 @@ PEER_CASES = ((9, 256), (701, 128))  # the same in tokens
 
 
 class Server:
-    def __init__(self, binary, model, threads, *options):
+    def __init__(self, arguments, model, *options):
         self.log = tempfile.TemporaryFile("w+")
-        command = [str(binary), "serve", "-m", str(model), "--device", "cpu", "-t", str(threads), "--port", "0", *options]
+        command = [str(arguments.binary), "serve", "-m", str(model), "--device", arguments.device, "-t",
+                   str(arguments.threads), "--port", "0", *options]
         self.command = command
         self.process = subprocess.Popen(command, stderr=self.log, stdout=subprocess.DEVNULL)
         atexit.register(self.process.kill)  # where this program ends early
@@ -344,6 +345,7 @@ def main():
     parser.add_argument("-m", "--model", choices=results.MODEL_FILES, default="smollm2-135m")
     parser.add_argument("--model-file", type=pathlib.Path, help="a GGUF file instead of -m")
     parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="of the server; on a GPU a text may depend on its company")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=5)
@@ -362,26 +364,26 @@ def main():
             results.write(arguments.out, result)
 
     if arguments.short:
-        server = Server(arguments.binary, model, arguments.threads, "--np", "32", "--cache-tokens", "4096", "--recipe", "fp16")
+        server = Server(arguments, model, "--np", "32", "--cache-tokens", "4096", "--recipe", "fp16")
         result["soak"] = soak(server, 32, 2, 0.5, 16, 30)
         server.stop()
         print(json.dumps(result["soak"]))
         sys.exit(result["soak"]["failed"] + result["soak"]["different"] > 0)
 
     if "soak" in parts:
-        server = Server(arguments.binary, model, arguments.threads, "--np", str(arguments.streams))
+        server = Server(arguments, model, "--np", str(arguments.streams))
         result["soak"] = soak(server, arguments.streams, arguments.seconds, 15, 64, 400)
         result["soak"]["command"] = " ".join(server.command[1:2] + server.command[4:])
         server.stop()
         print(json.dumps(result["soak"]), file=sys.stderr, flush=True)
     save()
     if "throughput" in parts:
-        server = Server(arguments.binary, model, arguments.threads)
+        server = Server(arguments, model)
         result["throughput"] = throughput(server, 16, CASES, arguments.rounds)
         server.stop()
     save()
     if "prefix" in parts:
-        server = Server(arguments.binary, model, arguments.threads)
+        server = Server(arguments, model)
         result["prefix"] = prefix(server, 2000, arguments.rounds)
         server.stop()
         print(json.dumps(result["prefix"]), file=sys.stderr, flush=True)
