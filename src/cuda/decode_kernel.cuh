@@ -138,6 +138,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   TileConstants constants;
   if (!kMean) constants = TileConstants::Load();
 
+  // Where registers are lacking the two phases share one (bit 0 the ring's, bit 1 the mean's), and on
+  // sm_80 a record's address is computed.
+  constexpr bool kSparing = kMean && kWarps > 8 && !kFew;
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, mean_phase = 0;
   const uint8_t* record = ring;  // of the stage
@@ -179,8 +182,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
     if (kMean) {
-      mean.PrepareQueries(mean_phase, header, reinterpret_cast<const uint2*>(scratch));
-      mean_phase ^= 1;
+      mean.PrepareQueries(kSparing ? ring_phase >> 1 : mean_phase, header,
+                          reinterpret_cast<const uint2*>(scratch));
+      (kSparing ? ring_phase : mean_phase) ^= kSparing ? 2 : 1;
     }
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
@@ -227,12 +231,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
         }
         mean.AddMore(logit, k, block16);
       }
-      BarrierWait(full_barrier + 8 * stage, ring_phase);
+      BarrierWait(full_barrier + 8 * stage, kSparing ? ring_phase & 1 : ring_phase);
       if (k == 0) stream.FillAfterFirst();
       if (coded) {
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
-            state, logit, constants, record, values, passes, shared_query, block16,
-            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [&] {
+            state, logit, constants, kSparing && !kSm90 ? ring + stage * p.stage_bytes : record, values,
+            passes, shared_query, block16, p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [&] {
               if (kAhead) {
                 if (at + step < segment_end) mean.NextBatch(k + 1, tile + step);
                 mean.Set(logit, k + 1, block16);
