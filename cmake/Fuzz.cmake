@@ -10,6 +10,7 @@ foreach(source ${fuzz_sources})
 endforeach()
 # The parsers alone: the layers between text and http take minutes to instrument and are not reached.
 target_sources(http_request_fuzzer PRIVATE ${PROJECT_SOURCE_DIR}/src/http/json_request.cc
+                                           ${PROJECT_SOURCE_DIR}/src/http/host_rule.cc
                                            ${PROJECT_SOURCE_DIR}/src/http/chat_request.cc
                                            ${PROJECT_SOURCE_DIR}/src/http/request_fields.cc
                                            ${PROJECT_SOURCE_DIR}/src/http/tool_call_parser.cc
