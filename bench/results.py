@@ -62,7 +62,9 @@ def commit():
 
 
 def header():
-    return {"machine": machine(), "commit": commit(), "command": shlex.join([os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])}
+    # Folders of one machine say nothing elsewhere.
+    arguments = [os.path.basename(a) if os.path.isabs(a) else a for a in sys.argv[1:]]
+    return {"machine": machine(), "commit": commit(), "command": shlex.join([os.path.relpath(sys.argv[0], ROOT), *arguments])}
 
 
 def run_json(command, json_path):

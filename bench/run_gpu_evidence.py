@@ -4,12 +4,12 @@
   bench/run_gpu_evidence.py --binary BLOCKGTQ --models FOLDER -o FOLDER [--weights FILE] [--seconds 200]
   bench/run_gpu_evidence.py --merge FOLDER
 
-Runs bench/run_studies.py: depth (aligned at K3V3 and K2V2 over two texts), then needle (fp16, aligned; the
-fp16 norms of uniform are not for GPUs), each until it is done or its time is up, and asks for a simulated recipe, which GPUs refuse. The folder gets
-depth.json, needle.json, plots, and evidence.json: what was done, what was left out, in how many seconds. What a step
-had finished when its time was up counts for the next run with the same folder. --weights: the model's file where it is
-not the one of bench/results.py. --merge puts depth.json and needle.json into bench/results/, the plots into docs/images/,
-and makes docs/results.md again.
+Runs bench/run_studies.py: depth (aligned at K3V3 and K2V2 over two texts), then needle (fp16, aligned), each until it
+is done or its time is up, and asks for a simulated recipe, which GPUs refuse. uniform is left out: its fp16 norms are
+not for GPUs. The folder gets depth.json, needle.json, plots, and evidence.json: what was done, what was left out, in how
+many seconds. What a step had finished when its time was up counts for the next run with the same folder. --weights: the
+model's file where it is not the one of bench/results.py. --merge puts depth.json and needle.json into bench/results/, the
+plots into docs/images/, and makes docs/results.md again.
 """
 import argparse
 import json

@@ -356,13 +356,12 @@ Result<SequenceId> KvCache::ForkSequence(SequenceId source, int64_t tokens, bool
 Status KvCache::Impl::InsertPages(PageGroup& group, int64_t whole, int64_t pages, int64_t needed,
                                   PageTable& table) {
   std::vector<int32_t> copies;
-  const auto insert = [&](int32_t block) { copies.push_back(block); };
   for (int64_t page = 0; page < pages; ++page) {
     if (whole + page < needed) {
-      insert(-1);
+      copies.push_back(-1);
       continue;
     }
-    insert(group.pool.Allocate());
+    copies.push_back(group.pool.Allocate());
     const auto source = static_cast<size_t>(table.first + page % (whole - table.first));
     Status copied = group.pool.Copy(table.blocks[source], copies.back());
     if (copied.ok()) continue;

@@ -100,8 +100,7 @@ std::string HostRule::Refusal(std::string_view host, std::string_view origin) co
       return {};
   }
   return "the Origin header names another site: without an API key only pages of this server, of localhost "
-         "and "
-         "of the names of --allow-host may ask";
+         "and of the names of --allow-host may ask";
 }
 
 }  // namespace blockgtq::http

@@ -70,19 +70,7 @@ class MaskedCache {
 };
 
 std::vector<float> Append(Context& context, SequenceId sequence, std::span<const Token> ids, int64_t batch) {
-  std::vector<float> all;
-  const Status status = context.Append(
-      sequence, ids, {},
-      [&](int64_t, int64_t rows) {
-        std::vector<int64_t> indices(static_cast<size_t>(rows));
-        for (int64_t i = 0; i < rows; ++i) indices[static_cast<size_t>(i)] = i;
-        const std::span<const float> logits = *context.Logits(indices);
-        all.insert(all.end(), logits.begin(), logits.end());
-        return Status::Ok();
-      },
-      batch);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return all;
+  return AppendAll(context, sequence, ids, {}, batch);
 }
 
 std::string FileBytes(const std::string& path) {

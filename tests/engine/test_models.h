@@ -61,14 +61,12 @@ inline std::unique_ptr<Context> MakeContext(LoadedModel& model, const CacheOptio
   return context.ok() ? std::move(context).value() : nullptr;
 }
 
-/// Logits of every token, [tokens, vocabulary], run `batch` tokens at a time into a new sequence.
-inline std::vector<float> RunAll(Context& context, std::span<const Token> tokens, const RunOptions& options,
-                                 int64_t batch) {
-  Result<SequenceId> sequence = context.cache().AddSequence();
-  EXPECT_TRUE(sequence.ok()) << sequence.status().message();
+/// Logits of every token, [tokens, vocabulary], run `batch` tokens at a time behind the sequence.
+inline std::vector<float> AppendAll(Context& context, SequenceId sequence, std::span<const Token> tokens,
+                                    const RunOptions& options, int64_t batch) {
   std::vector<float> all;
   const Status status = context.Append(
-      *sequence, tokens, options,
+      sequence, tokens, options,
       [&](int64_t, int64_t rows) {
         std::vector<int64_t> indices(static_cast<size_t>(rows));
         for (int64_t i = 0; i < rows; ++i) indices[static_cast<size_t>(i)] = i;
@@ -78,6 +76,15 @@ inline std::vector<float> RunAll(Context& context, std::span<const Token> tokens
       },
       batch);
   EXPECT_TRUE(status.ok()) << status.message();
+  return all;
+}
+
+/// The same in a new sequence.
+inline std::vector<float> RunAll(Context& context, std::span<const Token> tokens, const RunOptions& options,
+                                 int64_t batch) {
+  Result<SequenceId> sequence = context.cache().AddSequence();
+  EXPECT_TRUE(sequence.ok()) << sequence.status().message();
+  std::vector<float> all = AppendAll(context, *sequence, tokens, options, batch);
   context.cache().RemoveSequence(*sequence);
   return all;
 }

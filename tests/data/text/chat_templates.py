@@ -59,7 +59,8 @@ QWEN3_A = QWEN3_START.replace("@", "") + r"""
                 {%- set reasoning_content = message.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
             {%- endif %}
         {%- endif %}""" + QWEN3_END
-QWEN3_B = QWEN3_START.replace("@", "message.content is string and ") + r"""
+# Messages whose content may be something other than text.
+QWEN3_CONTENT = r"""
     {%- if message.content is string %}
         {%- set content = message.content %}
     {%- else %}
@@ -68,7 +69,8 @@ QWEN3_B = QWEN3_START.replace("@", "message.content is string and ") + r"""
     {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
     {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
+"""
+QWEN3_B = QWEN3_START.replace("@", "message.content is string and ") + QWEN3_CONTENT + r"""        {%- set reasoning_content = '' %}
         {%- if message.reasoning_content is string %}
             {%- set reasoning_content = message.reasoning_content %}
         {%- else %}
@@ -80,16 +82,7 @@ QWEN3_B = QWEN3_START.replace("@", "message.content is string and ") + r"""
 
 QWEN3_THINKING = QWEN3_B.removesuffix(QWEN3_END) + QWEN3_THINK
 
-QWEN3_INSTRUCT = QWEN3_START[:QWEN3_START.index("{%- set ns")] + r"""{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
-        {{- '<|im_start|>' + message.role + '\n' + content }}
+QWEN3_INSTRUCT = QWEN3_START[:QWEN3_START.index("{%- set ns")] + "{%- for message in messages %}" + QWEN3_CONTENT + r"""        {{- '<|im_start|>' + message.role + '\n' + content }}
 """ + QWEN3_END[QWEN3_END.index("        {%- if message.tool_calls"):QWEN3_END.index("    {%- if enable_thinking")] + "{%- endif %}"
 
 MISTRAL_NEMO = r"""{%- if messages[0]["role"] == "system" %}
