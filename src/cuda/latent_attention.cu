@@ -1,12 +1,12 @@
-// The attention kernel of latent_attention.h. A block has 16 or 64 vectors and a share of their group's tiles, of
-// codes or of exact tokens. A tile is in shared memory once, as fp16 rows, for both products (fp16 tensor cores,
-// sums in fp32); each warp has a share of its tokens in the first and of its values' columns in the second.
-#include "src/cuda/latent_attention.h"
-
+// The attention kernel of latent_attention.h. A block has 16 or 64 vectors and a share of their group's
+// tiles, of codes or of exact tokens. A tile is in shared memory once, as fp16 rows, for both products (fp16
+// tensor cores, sums in fp32); each warp has a share of its tokens in the first and of its values' columns in
+// the second.
 #include <algorithm>
 #include <limits>
 #include <string>
 
+#include "src/cuda/latent_attention.h"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
 
@@ -31,7 +31,8 @@ struct Places {
   int vectors, queries, tile, logits, weights, norms, record, bytes;
 };
 __host__ __device__ inline Places PlacesOf(const LatentParams& p, int vectors) {
-  const int columns = p.code_splits > 0 && (p.exact_splits == 0 || p.columns > p.head_dim) ? p.columns : p.head_dim;
+  const int columns =
+      p.code_splits > 0 && (p.exact_splits == 0 || p.columns > p.head_dim) ? p.columns : p.head_dim;
   Places at;
   at.vectors = 128;  // behind the barrier
   at.queries = at.vectors + static_cast<int>(sizeof(Vectors));
@@ -44,15 +45,17 @@ __host__ __device__ inline Places PlacesOf(const LatentParams& p, int vectors) {
   return at;
 }
 
-/// Row (lane mod 16) and 16-byte chunk of a lane's part of a 16 x 16 matrix, in the order of an A fragment and of
-/// a transposed B fragment.
-__device__ __forceinline__ int FragmentOffset(int lane, int stride) { return (lane & 15) * stride + 8 * (lane >> 4); }
+/// Row (lane mod 16) and 16-byte chunk of a lane's part of a 16 x 16 matrix, in the order of an A fragment
+/// and of a transposed B fragment.
+__device__ __forceinline__ int FragmentOffset(int lane, int stride) {
+  return (lane & 15) * stride + 8 * (lane >> 4);
+}
 
-/// Products of the block's vectors with the tile's tokens. A warp has kRows blocks of 16 vectors from first_vector
-/// on, and 8 kTokens tokens from first_token on.
+/// Products of the block's vectors with the tile's tokens. A warp has kRows blocks of 16 vectors from
+/// first_vector on, and 8 kTokens tokens from first_token on.
 template <int kRows, int kTokens>
-__device__ __forceinline__ void Logits(const __half* queries, const __half* tile, int columns, int first_vector,
-                                       int first_token, int lane, float* logits) {
+__device__ __forceinline__ void Logits(const __half* queries, const __half* tile, int columns,
+                                       int first_vector, int first_token, int lane, float* logits) {
   const int stride = Stride(columns);
   float sums[kRows][kTokens][4] = {};
   const __half* q = queries + first_vector * stride + FragmentOffset(lane, stride);
@@ -92,7 +95,8 @@ __device__ __forceinline__ void Logits(const __half* queries, const __half* tile
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      float* to = logits + (first_vector + 16 * r + (lane >> 2)) * kLogitStride + first_token + 8 * t + 2 * (lane & 3);
+      float* to = logits + (first_vector + 16 * r + (lane >> 2)) * kLogitStride + first_token + 8 * t +
+                  2 * (lane & 3);
       *reinterpret_cast<float2*>(to) = {sums[r][t][0], sums[r][t][1]};
       *reinterpret_cast<float2*>(to + 8 * kLogitStride) = {sums[r][t][2], sums[r][t][3]};
     }
@@ -132,8 +136,9 @@ __device__ __forceinline__ void Softmax(Vectors& v, int vectors, bool sinks, int
 
 /// sums += weights times the tile's values: units warp, warp + 8, .. of the warp.
 template <int kRowTiles, int kUnits>
-__device__ __forceinline__ void AddValues(const Vectors& v, const __half* weights, const __half* values, int stride,
-                                          int units, int warp, int lane, float (&sums)[kRowTiles][kUnits][8]) {
+__device__ __forceinline__ void AddValues(const Vectors& v, const __half* weights, const __half* values,
+                                          int stride, int units, int warp, int lane,
+                                          float (&sums)[kRowTiles][kUnits][8]) {
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
     const float low = v.rescale[16 * r + (lane >> 2)], high = v.rescale[16 * r + 8 + (lane >> 2)];
@@ -174,7 +179,8 @@ struct Work {
 __device__ __forceinline__ Work WorkOf(const LatentParams& p, int vectors) {
   const int all_splits = p.code_splits + p.exact_splits, group_vectors = p.group_rows * p.heads;
   const int tiles = (group_vectors + vectors - 1) / vectors;
-  const int split = static_cast<int>(blockIdx.x) % all_splits, tile = static_cast<int>(blockIdx.x) / all_splits;
+  const int split = static_cast<int>(blockIdx.x) % all_splits,
+            tile = static_cast<int>(blockIdx.x) / all_splits;
   Work w;
   w.group = tile / tiles;
   w.first_row = w.group * p.group_rows;
@@ -193,7 +199,8 @@ __device__ __forceinline__ void LoadVectors(const LatentParams& p, const Work& w
     v.scale[i] = v.sum[i] = v.rescale[i] = 0;
     v.maximum[i] = -INFINITY;
     if (i >= w.count) continue;
-    const int row = static_cast<int>((w.first + i) / p.heads), coded = p.coded_end[row], length = p.length[row];
+    const int row = static_cast<int>((w.first + i) / p.heads), coded = p.coded_end[row],
+              length = p.length[row];
     v.begin[i] = w.codes ? p.sinks : max(coded, p.sinks);
     v.end[i] = w.codes ? coded : length;
     v.sink_end[i] = w.codes ? 0 : min(p.sinks, length);
@@ -217,7 +224,8 @@ __device__ __forceinline__ const uint16_t* ExactRows(const LatentParams& p, cons
                                                      const int32_t* block_table, int tile) {
   const int64_t tile_halves = static_cast<int64_t>(kTileTokens) * p.head_dim;
   if (tile < 0) return reinterpret_cast<const uint16_t*>(p.exact[w.first_row] + p.sink_offset);
-  if (p.exact_kind == LatentExact::kRows) return p.exact_rows + tile * tile_halves - p.first_exact_row * p.head_dim;
+  if (p.exact_kind == LatentExact::kRows)
+    return p.exact_rows + tile * tile_halves - p.first_exact_row * p.head_dim;
   if (p.exact_kind == LatentExact::kPages)
     return reinterpret_cast<const uint16_t*>(p.pool + block_table[tile] * p.block_bytes);
   return reinterpret_cast<const uint16_t*>(p.exact[w.first_row] + p.window_offset) +
@@ -225,13 +233,14 @@ __device__ __forceinline__ const uint16_t* ExactRows(const LatentParams& p, cons
 }
 
 template <int kRowTiles, int kUnits>
-__device__ __forceinline__ void StorePart(const LatentParams& p, const Work& w, const Vectors& v, int value_columns,
-                                          int units, int warp, int lane,
+__device__ __forceinline__ void StorePart(const LatentParams& p, const Work& w, const Vectors& v,
+                                          int value_columns, int units, int warp, int lane,
                                           const float (&sums)[kRowTiles][kUnits][8]) {
   const int64_t all = static_cast<int64_t>(p.rows) * p.heads;
   float* part = (w.codes ? p.code_parts : p.exact_parts) + (w.split * all + w.first) * value_columns;
   float* lse = p.part_lse + ((w.codes ? 0 : p.code_splits) + w.split) * all + w.first;
-  for (int i = threadIdx.x; i < w.count; i += kThreads) lse[i] = v.sum[i] > 0 ? v.maximum[i] + Log2(v.sum[i]) : -INFINITY;
+  for (int i = threadIdx.x; i < w.count; i += kThreads)
+    lse[i] = v.sum[i] > 0 ? v.maximum[i] + Log2(v.sum[i]) : -INFINITY;
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
@@ -295,7 +304,8 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 && kUnits <= 4 ? 2 : 
 
   float sums[kRowTiles][kUnits][8] = {};
   uint32_t phase = 0;
-  if (w.codes && first < last) StartRecord(p, block_table, first_tile + first, SharedAddress(record), barrier);
+  if (w.codes && first < last)
+    StartRecord(p, block_table, first_tile + first, SharedAddress(record), barrier);
 #pragma unroll 1
   for (int item = first; item < last; ++item) {
     const bool sinks = item < sink_tiles;
@@ -338,7 +348,8 @@ int64_t DeviceValue(cudaDeviceAttr attribute) {
 
 /// Units of values of the larger kind.
 int ValueUnits(const LatentParams& p) {
-  const int exact = p.exact_splits > 0 ? p.latent_dims : 0, coded = p.code_splits > 0 ? p.columns - p.key_columns : 0;
+  const int exact = p.exact_splits > 0 ? p.latent_dims : 0,
+            coded = p.code_splits > 0 ? p.columns - p.key_columns : 0;
   return std::max(exact, coded) / 16;
 }
 
@@ -361,12 +372,13 @@ Status LaunchFor(const LatentParams& p, cudaStream_t stream) {
   if (bytes > limit) {
     return Status(ErrorCode::kUnsupported,
                   "attention over latents: a tile of " + std::to_string(std::max(p.columns, p.head_dim)) +
-                      " coordinates needs " + std::to_string(bytes) + " bytes of shared memory, the GPU has " +
-                      std::to_string(limit));
+                      " coordinates needs " + std::to_string(bytes) +
+                      " bytes of shared memory, the GPU has " + std::to_string(limit));
   }
   const auto kernel = LatentKernel<kRowTiles, kUnits>;
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention over latents"));
+  BGTQ_RETURN_IF_ERROR(
+      CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                 "attention over latents"));
   return Launch("attention over latents", kernel, GroupTiles(p) * (p.code_splits + p.exact_splits), kThreads,
                 static_cast<size_t>(bytes), false, stream, p);
 }
@@ -384,7 +396,8 @@ Status LaunchLatentAttention(const LatentParams& params, CUstream_st* stream) {
       params.code_splits + params.exact_splits < 1)
     return Status(ErrorCode::kInvalidArgument, "attention over latents: an empty batch");
   const int units = (ValueUnits(params) + kWarps - 1) / kWarps;
-  if (RowTiles(params) == 4) return units <= 1 ? LaunchFor<4, 1>(params, stream) : LaunchFor<4, 4>(params, stream);
+  if (RowTiles(params) == 4)
+    return units <= 1 ? LaunchFor<4, 1>(params, stream) : LaunchFor<4, 4>(params, stream);
   if (units <= 1) return LaunchFor<1, 1>(params, stream);
   if (units <= 4) return LaunchFor<1, 4>(params, stream);
   if (units <= 8) return LaunchFor<1, 8>(params, stream);

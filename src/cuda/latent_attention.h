@@ -1,6 +1,6 @@
-// Attention over a cache of latents (plan.h): all query heads read the same keys, whose last dims are the values.
-// What attends are *vectors*: the query heads of a row, row after row. Rows in *groups* of group_rows share a
-// sequence, and so the tiles (64 tokens) that a block of vectors goes through.
+// Attention over a cache of latents (plan.h): all query heads read the same keys, whose last dims are the
+// values. What attends are *vectors*: the query heads of a row, row after row. Rows in *groups* of group_rows
+// share a sequence, and so the tiles (64 tokens) that a block of vectors goes through.
 //
 //   1. LaunchLatentQueries     q~, the queries in the codes' space
 //   2. LaunchLatentAttention   partial outputs: of codes in their space, of exact tokens in theirs
@@ -30,7 +30,7 @@ enum class LatentExact : int32_t {
 struct LatentParams {
   int32_t rows = 0, heads = 0, group_rows = 1;  // group_rows divides rows
   int32_t head_dim = 0, latent_dims = 0;
-  float logit_scale = 1;  // of q . k, times log2 e
+  float logit_scale = 1;                      // of q . k, times log2 e
   int32_t code_splits = 0, exact_splits = 0;  // blocks that share a group's tiles; 0: none of that kind
 
   // As LaunchLatentStore leaves them.
@@ -63,7 +63,7 @@ struct LatentParams {
   const uint16_t* query_fragments = nullptr;
   const uint16_t* unrotate_fragments = nullptr;
   float unrotate_scale = 1;
-  const float* key_mean = nullptr;      // mu [head_dim]
+  const float* key_mean = nullptr;  // mu [head_dim]
   bool has_latent_mean = false;
   const int32_t* mean_units = nullptr;  // [mean_unit_count] of the rope key
   int32_t mean_unit_count = 0;

@@ -6,12 +6,11 @@
 //   4. Codes become quad words (encode_pack.cuh).
 //
 // The page's quad words then become the units' words.
-#include "src/cuda/latent_encode.h"
-
 #include <algorithm>
 #include <string>
 
 #include "src/cuda/encode_pack.cuh"
+#include "src/cuda/latent_encode.h"
 #include "src/cuda/latent_round.cuh"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
@@ -21,8 +20,8 @@ namespace {
 
 using namespace latents;
 
-constexpr int kTokens = 16;      // at a time
-constexpr int kManyRows = 384;   // of a group: then a thread has two rows for all tokens
+constexpr int kTokens = 16;     // at a time
+constexpr int kManyRows = 384;  // of a group: then a thread has two rows for all tokens
 
 /// Shared memory, as byte offsets: for a group of so many units.
 struct Places {
@@ -38,10 +37,10 @@ __host__ __device__ inline Places PlacesOf(int head_dim, int units) {
   return at;
 }
 
-/// Keys of the tokens at slots [first, first + 16), less their mean; zero outside the job. good [64]: 0 where a key
-/// is not finite.
-__device__ __forceinline__ void LoadKeys(const LatentEncodeParams& p, const LatentCodec& layer, const EncodeJob& job,
-                                         int first, float* keys, int* good) {
+/// Keys of the tokens at slots [first, first + 16), less their mean; zero outside the job. good [64]: 0 where
+/// a key is not finite.
+__device__ __forceinline__ void LoadKeys(const LatentEncodeParams& p, const LatentCodec& layer,
+                                         const EncodeJob& job, int first, float* keys, int* good) {
   const int chunks = p.head_dim / 8;
   const uint16_t* rows = p.keys;
   int64_t at = job.first_row - p.first_row - job.begin;  // of slot 0
@@ -75,10 +74,11 @@ __device__ __forceinline__ void LoadKeys(const LatentEncodeParams& p, const Late
   }
 }
 
-/// Coordinates of rows row + kThreads i (i < kRows) for kCount tokens. transform: column 0 at the group's first row.
+/// Coordinates of rows row + kThreads i (i < kRows) for kCount tokens. transform: column 0 at the group's
+/// first row.
 template <int kRows, int kCount>
-__device__ __forceinline__ void Coordinates(const float* transform, int stride, int dims, const float* keys, int row,
-                                            int rows, float* out) {
+__device__ __forceinline__ void Coordinates(const float* transform, int stride, int dims, const float* keys,
+                                            int row, int rows, float* out) {
   float sums[kRows][kCount] = {};
 #pragma unroll 2
   for (int d = 0; d < dims; ++d) {
@@ -160,7 +160,8 @@ __device__ __forceinline__ void WriteCodes(const uint2* quads, uint64_t tokens, 
   }
 }
 
-__device__ __forceinline__ void WriteCodes(int width, const uint2* quads, uint64_t tokens, uint32_t* unit, int lane) {
+__device__ __forceinline__ void WriteCodes(int width, const uint2* quads, uint64_t tokens, uint32_t* unit,
+                                           int lane) {
   switch (width) {
     case 1:
       return WriteCodes<1>(quads, tokens, unit, lane);
@@ -177,14 +178,16 @@ __device__ __forceinline__ void WriteCodes(int width, const uint2* quads, uint64
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 2) LatentEncodeKernel(const __grid_constant__ LatentEncodeParams p) {
+__global__ void __launch_bounds__(kThreads, 2)
+    LatentEncodeKernel(const __grid_constant__ LatentEncodeParams p) {
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   __shared__ int good[kTileTokens];
   __shared__ uint8_t norms[kTileTokens];  // by NormSlot
   const int warp = WarpIndex(), lane = threadIdx.x & 31;
   WaitForPreviousKernel();
   // Blocks: jobs, then layers, then groups.
-  const int job_index = static_cast<int>(blockIdx.x) % p.max_jobs, rest = static_cast<int>(blockIdx.x) / p.max_jobs;
+  const int job_index = static_cast<int>(blockIdx.x) % p.max_jobs,
+            rest = static_cast<int>(blockIdx.x) / p.max_jobs;
   if (job_index >= *p.job_count) return;
   const LatentCodec layer = p.layers[rest % p.layer_count];
   const int g = rest / p.layer_count;
@@ -208,8 +211,8 @@ __global__ void __launch_bounds__(kThreads, 2) LatentEncodeKernel(const __grid_c
     __syncthreads();
     for (int t = warp; t < kTokens; t += kWarps) {
       const int slot = kTokens * m + t;
-      const uint8_t byte = RoundToken(group.width, coordinates + t * padded, group.dims, padded, group.reference,
-                                      layer.searched != 0, lane, codes + t * padded);
+      const uint8_t byte = RoundToken(group.width, coordinates + t * padded, group.dims, padded,
+                                      group.reference, layer.searched != 0, lane, codes + t * padded);
       if (lane == 0) norms[8 * (slot & 7) + (slot >> 3)] = byte;
     }
     __syncthreads();
@@ -240,24 +243,25 @@ Status LaunchLatentEncode(const LatentEncodeParams& params, CUstream_st* stream)
     return Status(ErrorCode::kInvalidArgument, "encoding latents: no jobs, layers or groups");
   if (params.keys != nullptr && params.layer_count != 1)
     return Status(ErrorCode::kInvalidArgument, "encoding latents: rows are of one layer, not of " +
-                                                   std::to_string(params.layer_count) + "; launch each layer");
+                                                   std::to_string(params.layer_count) +
+                                                   "; launch each layer");
   const int bytes = PlacesOf(params.head_dim, params.most_group_units).bytes;
   int device = 0, limit = 0;
   BGTQ_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "encoding latents"));
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "encoding latents"));
   if (bytes > limit) {
-    return Status(ErrorCode::kUnsupported, "encoding latents: a group of " +
-                                               std::to_string(16 * params.most_group_units) + " dims needs " +
-                                               std::to_string(bytes) + " bytes of shared memory, the GPU has " +
-                                               std::to_string(limit));
+    return Status(ErrorCode::kUnsupported,
+                  "encoding latents: a group of " + std::to_string(16 * params.most_group_units) +
+                      " dims needs " + std::to_string(bytes) + " bytes of shared memory, the GPU has " +
+                      std::to_string(limit));
   }
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(LatentEncodeKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-      "encoding latents"));
+  BGTQ_RETURN_IF_ERROR(
+      CudaStatus(cudaFuncSetAttribute(LatentEncodeKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                 "encoding latents"));
   const int64_t blocks = int64_t{params.max_jobs} * params.layer_count * params.most_groups;
-  return Launch("encoding latents", LatentEncodeKernel, blocks, kThreads, static_cast<size_t>(bytes), false, stream,
-                params);
+  return Launch("encoding latents", LatentEncodeKernel, blocks, kThreads, static_cast<size_t>(bytes), false,
+                stream, params);
 }
 
 }  // namespace blockgtq::cuda

@@ -14,8 +14,8 @@ namespace blockgtq::cuda {
 
 /// A layer's constants. Device pointers.
 struct alignas(16) LatentCodec {
-  int64_t record_offset = 0;           // of the layer's record in a block of the pool
-  int64_t window_offset = 0;           // of its window from EncodeJob::exact on
+  int64_t record_offset = 0;            // of the layer's record in a block of the pool
+  int64_t window_offset = 0;            // of its window from EncodeJob::exact on
   const LatentGroup* groups = nullptr;  // [group_count]
   const float* transform = nullptr;     // LatentTable::key_columns_of_transform
   const float* mean = nullptr;          // mu [head_dim], or null
@@ -24,7 +24,7 @@ struct alignas(16) LatentCodec {
 };
 
 struct LatentEncodeParams {
-  const LatentCodec* layers = nullptr;  // [layer_count], on the device
+  const LatentCodec* layers = nullptr;                             // [layer_count], on the device
   int32_t layer_count = 0, most_groups = 0, most_group_units = 0;  // the latter two: of any of these layers
   int32_t head_dim = 0, rotary_dims = 0;
   float attention_factor = 1;
@@ -46,8 +46,8 @@ struct LatentEncodeParams {
   int32_t* error = nullptr;  // EncodeParams
 };
 
-/// The codes are those of reference::EncodeKeys up to fp32 rounding near ties. Errors: kInvalidArgument for rows
-/// of several layers, or no jobs at all; kUnsupported when a group does not fit in shared memory.
+/// The codes are those of reference::EncodeKeys up to fp32 rounding near ties. Errors: kInvalidArgument for
+/// rows of several layers, or no jobs at all; kUnsupported when a group does not fit in shared memory.
 Status LaunchLatentEncode(const LatentEncodeParams& params, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda

@@ -1,6 +1,6 @@
-// What surrounds the attention kernel of latent_attention.h: queries into the codes' space, the merge of partial
-// outputs, and the codes' output back from their space. Both rotations are products of fp16 rows with constant
-// fragments; a warp has 16 columns of output, a block 16 or 64 rows.
+// What surrounds the attention kernel of latent_attention.h: queries into the codes' space, the merge of
+// partial outputs, and the codes' output back from their space. Both rotations are products of fp16 rows with
+// constant fragments; a warp has 16 columns of output, a block 16 or 64 rows.
 #include <algorithm>
 
 #include "src/cuda/latent_attention.h"
@@ -16,7 +16,8 @@ constexpr int kMergeThreads = 128, kMostParts = 128;
 enum class Rotation { kQueries, kOutput };
 
 template <Rotation kWhich>
-__device__ __forceinline__ void StoreQuad(const LatentParams& p, int64_t vector, int unit, int lane, const float* x) {
+__device__ __forceinline__ void StoreQuad(const LatentParams& p, int64_t vector, int unit, int lane,
+                                          const float* x) {
   const int column = 2 * (lane & 3);
   if constexpr (kWhich == Rotation::kQueries) {
     const LatentUnit u = p.units[unit];
@@ -26,8 +27,7 @@ __device__ __forceinline__ void StoreQuad(const LatentParams& p, int64_t vector,
   } else {
     const int d = 16 * unit + column;
     const float* exact = p.merged + vector * p.latent_dims + d;
-    __half2* to =
-        reinterpret_cast<__half2*>(p.out + vector * p.head_dim + p.head_dim - p.latent_dims + d);
+    __half2* to = reinterpret_cast<__half2*>(p.out + vector * p.head_dim + p.head_dim - p.latent_dims + d);
     to[0] = __floats2half2_rn(fmaf(x[0], p.unrotate_scale, exact[0]), fmaf(x[1], p.unrotate_scale, exact[1]));
     to[4] = __floats2half2_rn(fmaf(x[4], p.unrotate_scale, exact[8]), fmaf(x[5], p.unrotate_scale, exact[9]));
   }
@@ -45,8 +45,8 @@ __device__ __forceinline__ void StoreMeanColumns(const LatentParams& p, int64_t 
 }
 
 template <Rotation kWhich, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, 2) RotateKernel(const __grid_constant__ LatentParams p, int inputs,
-                                                         int units) {
+__global__ void __launch_bounds__(kThreads, 2)
+    RotateKernel(const __grid_constant__ LatentParams p, int inputs, int units) {
   constexpr int kVectors = 16 * kRowTiles;
   constexpr bool kQueries = kWhich == Rotation::kQueries;
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
@@ -145,9 +145,10 @@ Status LaunchRotation(const LatentParams& p, int inputs, int units, cudaStream_t
   const int bytes = 2 * kVectors * Stride(inputs);
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "rotating latents"));
-  const int64_t blocks = (int64_t{p.rows} * p.heads + kVectors - 1) / kVectors * ((units + kWarps - 1) / kWarps);
-  return Launch("rotating latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), false, stream, p, inputs,
-                units);
+  const int64_t blocks =
+      (int64_t{p.rows} * p.heads + kVectors - 1) / kVectors * ((units + kWarps - 1) / kWarps);
+  return Launch("rotating latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), false, stream, p,
+                inputs, units);
 }
 
 /// Rows of 64 where there are enough of them; 64 rows of the widest head fit in any GPU's shared memory.
@@ -202,10 +203,11 @@ Status LaunchLatentQueries(const LatentParams& params, CUstream_st* stream) {
 }
 
 Status LaunchLatentMerge(const LatentParams& params, CUstream_st* stream) {
-  BGTQ_RETURN_IF_ERROR(Launch("merging latents", MergeKernel, int64_t{params.rows} * params.heads, kMergeThreads, 0,
-                              false, stream, params));
+  BGTQ_RETURN_IF_ERROR(Launch("merging latents", MergeKernel, int64_t{params.rows} * params.heads,
+                              kMergeThreads, 0, false, stream, params));
   if (params.code_splits == 0) return Status::Ok();
-  return Rotate<Rotation::kOutput>(params, params.columns - params.key_columns, params.latent_dims / 16, stream);
+  return Rotate<Rotation::kOutput>(params, params.columns - params.key_columns, params.latent_dims / 16,
+                                   stream);
 }
 
 Status LaunchLatents(const LatentParams& params, CUstream_st* stream) {

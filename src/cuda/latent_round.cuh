@@ -1,5 +1,5 @@
-// One group of one token, by a warp: the scale whose codes lie closest in angle (Rounding::kSearched), the codes
-// and the norm's byte, in fp32. As cpu/encode.cc computes it.
+// One group of one token, by a warp: the scale whose codes lie closest in angle (Rounding::kSearched), the
+// codes and the norm's byte, in fp32. As cpu/encode.cc computes it.
 #pragma once
 
 #include <cstdint>
@@ -94,8 +94,8 @@ __device__ __forceinline__ uint8_t LogNormByte(float norm, float reference) {
 
 /// y [padded]: coordinates, of which `dims` are true ones. codes [padded]. Returns the norm's byte.
 template <int kWidth>
-__device__ __forceinline__ uint8_t RoundToken(const float* y, int dims, int padded, float reference, bool searched,
-                                           int lane, uint8_t* codes) {
+__device__ __forceinline__ uint8_t RoundToken(const float* y, int dims, int padded, float reference,
+                                              bool searched, int lane, uint8_t* codes) {
   constexpr float kScale = Magnitudes<kWidth>().scale;
   float square = 0;
   for (int i = lane; i < dims; i += 32) square = fmaf(y[i], y[i], square);
@@ -135,8 +135,8 @@ __device__ __forceinline__ uint8_t RoundToken(const float* y, int dims, int padd
   return LogNormByte(energy > 0 ? norm * root * kScale / sqrtf(energy) : norm, reference);
 }
 
-__device__ __forceinline__ uint8_t RoundToken(int width, const float* y, int dims, int padded, float reference,
-                                              bool searched, int lane, uint8_t* codes) {
+__device__ __forceinline__ uint8_t RoundToken(int width, const float* y, int dims, int padded,
+                                              float reference, bool searched, int lane, uint8_t* codes) {
   switch (width) {
     case 1:
       return RoundToken<1>(y, dims, padded, reference, searched, lane, codes);

@@ -1,6 +1,5 @@
 // See latent_store.h. A warp has a query or a key, a lane every 32nd frequency block of it.
 #include "src/cuda/latent_store.h"
-
 #include "src/cuda/launch.cuh"
 #include "src/cuda/ptx.cuh"
 
@@ -74,7 +73,9 @@ __device__ __forceinline__ void StoreQuery(const LatentStoreCall& p, const Rotat
 __device__ __forceinline__ void StoreKey(const LatentStoreCall& p, const Rotation& rotated, int64_t row,
                                          const RowTarget& target, int lane) {
   const int64_t slot = target.position % kPageSlots, dim = p.head_dim, tile_bytes = 2 * kPageSlots * dim;
-  const auto row_at = [&](uint8_t* tile, int64_t at) { return reinterpret_cast<__half2*>(tile + 2 * dim * at); };
+  const auto row_at = [&](uint8_t* tile, int64_t at) {
+    return reinterpret_cast<__half2*>(tile + 2 * dim * at);
+  };
   const bool in_window = target.exact != nullptr && target.window_tile >= 0;
   const bool in_sinks = target.exact != nullptr && target.sink_slot >= 0;
   for (int j = lane; j < p.head_dim / 2; j += 32) {

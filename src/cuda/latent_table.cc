@@ -140,8 +140,9 @@ class Builder {
     t.mean_query = 1 / (t.code_scale * t.mean_key);
     if (t.mean_query <= kLargestMeanQuery) return Status::Ok();
     return Status(ErrorCode::kUnsupported,
-                  where + " has a mean of the rope key that is too large beside its codes for fp16: use another "
-                          "recipe, or --device cpu");
+                  where +
+                      " has a mean of the rope key that is too large beside its codes for fp16: use another "
+                      "recipe, or --device cpu");
   }
 
   void BuildQueries(LatentTable& t) const {
@@ -164,8 +165,8 @@ class Builder {
       if (t.units[u].column < t.key_columns) continue;
       for (int i = 0; i < kUnitDims; ++i) {
         const float* from = QueryRow(kUnitDims * static_cast<int>(u) + i) + rope_dims_;
-        float* to = matrix.data() +
-                    static_cast<size_t>(t.units[u].column - t.key_columns + i) * plan_.latent_dims;
+        float* to =
+            matrix.data() + static_cast<size_t>(t.units[u].column - t.key_columns + i) * plan_.latent_dims;
         for (int d = 0; d < plan_.latent_dims; ++d) to[d] = from[d] * fold_[u];
       }
     }
@@ -173,9 +174,7 @@ class Builder {
     t.unrotate_scale = 1 / scale;
     AppendFragments(
         plan_.latent_dims, values,
-        [&](int d, int value) {
-          return matrix[static_cast<size_t>(value) * plan_.latent_dims + d] * scale;
-        },
+        [&](int d, int value) { return matrix[static_cast<size_t>(value) * plan_.latent_dims + d] * scale; },
         t.unrotate_fragments);
   }
 

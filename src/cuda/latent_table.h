@@ -1,8 +1,8 @@
 // The constants of a layer's cache of latents (plan.h) for the GPU: where each unit of a record lies, which
 // coordinate of a decoded key it becomes, and the transforms in tensor-core order. Host code.
 //
-// Coordinates of a decoded key, in the codes' space: units that do not reach the output (the rope key's), then
-// R_t mu of the rope key's mean units, then the units that do, the *values*. An exact key has its own
+// Coordinates of a decoded key, in the codes' space: units that do not reach the output (the rope key's),
+// then R_t mu of the rope key's mean units, then the units that do, the *values*. An exact key has its own
 // dims, rope key first, so there as well the last columns are the value.
 //
 // Decoded, a unit has (I + h) times its token's norm over the group's reference (record.h): numbers that fit
@@ -35,11 +35,11 @@ struct alignas(16) LatentGroup {
 
 struct LatentTable {
   int head_dim = 0, latent_dims = 0;
-  int key_columns = 0, columns = 0;  // values are columns [key_columns, columns)
+  int key_columns = 0, columns = 0;      // values are columns [key_columns, columns)
   int record_bytes = 0, norm_begin = 0;  // norms of group g: 64 bytes at norm_begin + 64 g
   bool searched = false;
-  std::vector<LatentUnit> units;    // in the record's order
-  std::vector<LatentGroup> groups;  // the same
+  std::vector<LatentUnit> units;                // in the record's order
+  std::vector<LatentGroup> groups;              // the same
   std::vector<float> key_columns_of_transform;  // T by columns: [head_dim][16 * units]
   std::vector<float> key_mean;                  // mu [head_dim]; zero where none is removed
 

@@ -1,5 +1,5 @@
-// A tile of 64 keys in shared memory as fp16 rows [64, columns], for latent_attention.cu: decoded from a record's
-// codes, with the rope key's mean as further coordinates, or copied from exact tokens.
+// A tile of 64 keys in shared memory as fp16 rows [64, columns], for latent_attention.cu: decoded from a
+// record's codes, with the rope key's mean as further coordinates, or copied from exact tokens.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ __device__ __forceinline__ void DecodeNorms(const LatentParams& p, const uint8_t
   }
 }
 
-/// One unit by one warp. codes: of the unit, plus the lane; norms: the lane's eight tokens', t = lane / 4 + 8 q;
-/// to: the lane's four dims of token lane / 4.
+/// One unit by one warp. codes: of the unit, plus the lane; norms: the lane's eight tokens', t = lane / 4 + 8
+/// q; to: the lane's four dims of token lane / 4.
 template <int kWidth>
 __device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint32_t (&norms)[8], int stride,
                                                __half* to) {
@@ -43,8 +43,8 @@ __device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint
     uint2 out;
     // Bytes under 0x64 are 1024 + byte.
     const auto scaled = [&](uint32_t selector) {
-      const __half2 integers = __hfma2(AsPair(SelectBytes(biased, 0x64646464u, selector)), AsPair(kOnePair),
-                                       AsPair(kMinus1152));
+      const __half2 integers =
+          __hfma2(AsPair(SelectBytes(biased, 0x64646464u, selector)), AsPair(kOnePair), AsPair(kMinus1152));
       return AsWord(kHalves ? __hfma2(integers, norm, __hmul2(norm, AsPair(kHalfPair)))
                             : __hmul2(integers, norm));
     };
@@ -54,8 +54,9 @@ __device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint
   }
 }
 
-__device__ __forceinline__ void DecodeUnits(const LatentParams& p, const uint8_t* record, const uint32_t* norms,
-                                            int warp, int lane, int stride, __half* tile) {
+__device__ __forceinline__ void DecodeUnits(const LatentParams& p, const uint8_t* record,
+                                            const uint32_t* norms, int warp, int lane, int stride,
+                                            __half* tile) {
 #pragma unroll 1
   for (int u = warp; u < p.unit_count; u += kWarps) {
     const LatentUnit unit = p.units[u];
@@ -102,7 +103,8 @@ __device__ __forceinline__ float2 RotatedMean(const float* mean, int block, uint
 }
 
 /// The mean's coordinates of a tile's tokens, 16 a mean unit, in the columns before the values'.
-__device__ __forceinline__ void WriteMeans(const LatentParams& p, int64_t position, int stride, __half* tile) {
+__device__ __forceinline__ void WriteMeans(const LatentParams& p, int64_t position, int stride,
+                                           __half* tile) {
   const int blocks = 8 * p.mean_unit_count;
   tile += p.key_columns - 2 * blocks;
   for (int i = threadIdx.x; i < kTileTokens * blocks; i += kThreads) {

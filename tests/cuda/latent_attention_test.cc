@@ -1,5 +1,6 @@
 // Attention over latents on the GPU, from queries and keys as products leave them to outputs, against double
-// precision over what the cache holds: records made by the reference encoder, sinks, a window, pages, a chunk's rows.
+// precision over what the cache holds: records made by the reference encoder, sinks, a window, pages, a
+// chunk's rows.
 //
 //   latent_attention_test [quick]    quick: small cases, for compute-sanitizer and the emulator
 //
@@ -37,9 +38,9 @@ struct Case {
 
 /// One sequence on the host: its keys, decoded ones where they are coded.
 struct Sequence {
-  std::vector<uint16_t> keys;         // fp16 [length][dim], rotated
-  std::vector<float> queries, raw;    // of the new rows, before RoPE: [rows][heads * dim], [rows][dim]
-  std::vector<float> decoded;         // [coded][dim]
+  std::vector<uint16_t> keys;       // fp16 [length][dim], rotated
+  std::vector<float> queries, raw;  // of the new rows, before RoPE: [rows][heads * dim], [rows][dim]
+  std::vector<float> decoded;       // [coded][dim]
   std::vector<std::vector<uint8_t>> records;
 };
 
@@ -65,8 +66,9 @@ class Fixture {
         for (int h = 0; h < c_.heads; ++h) {
           const std::vector<float> expected = Expected(s, r, h);
           const size_t vector = (s * c_.rows + r) * c_.heads + h;
-          const std::vector<float> got = Widened(std::span(out).subspan(
-              vector * dim_ + static_cast<size_t>(c_.spec.rope_dims), static_cast<size_t>(c_.spec.latent_dims)));
+          const std::vector<float> got =
+              Widened(std::span(out).subspan(vector * dim_ + static_cast<size_t>(c_.spec.rope_dims),
+                                             static_cast<size_t>(c_.spec.latent_dims)));
           worst = std::max(worst, cpu::RelativeL2(got, expected));
         }
       }
@@ -74,7 +76,9 @@ class Fixture {
     char figures[64];
     std::snprintf(figures, sizeof figures, ": relative error %.2e", worst);
     std::printf("%s%s\n", c_.name.c_str(), figures);
-    Check(worst < 3e-3, c_.name + figures);
+    // Queries, keys and weights are fp16; a code's value is a product of a few such numbers.
+    const double bound = c_.exact == LatentExact::kPages ? 1.5e-3 : 4.5e-3;
+    Check(worst < bound * std::max(1.0f, c_.query_size / 2), c_.name + figures);
     Check(error_.Download()[0] == INT32_MAX, c_.name + ": no error");
   }
 
@@ -100,9 +104,10 @@ class Fixture {
       const int64_t count = std::min<int64_t>(kPage, coded - first);
       std::vector<uint8_t>& record = s.records.emplace_back(layout.bytes);
       const std::span<std::byte> bytes = std::as_writable_bytes(std::span(record));
-      Require(reference::EncodeKeys(plan_, layout, rope_,
-                                    Widened(std::span(s.keys).subspan(first * dim_, count * dim_)), first, bytes),
-              "reference");
+      Require(
+          reference::EncodeKeys(plan_, layout, rope_,
+                                Widened(std::span(s.keys).subspan(first * dim_, count * dim_)), first, bytes),
+          "reference");
       for (int64_t t = first; t < first + count; ++t)
         reference::DecodeKey(plan_, layout, rope_, bytes, t, &s.decoded[t * dim_]);
     }
@@ -125,7 +130,9 @@ class Fixture {
       const Tokens& t = c_.sequences[s];
       for (int64_t page = 0; page < table_stride_; ++page)
         tables[s * table_stride_ + page] = static_cast<int32_t>((s + 1) * table_stride_ - 1 - page);
-      const auto block = [&](int64_t page) { return pool.data() + tables[s * table_stride_ + page] * block_bytes_; };
+      const auto block = [&](int64_t page) {
+        return pool.data() + tables[s * table_stride_ + page] * block_bytes_;
+      };
       for (size_t page = 0; page < q.records.size(); ++page)
         std::copy(q.records[page].begin(), q.records[page].end(), block(page));
       uint16_t* tiles = exact.data() + s * all + 16;
@@ -135,7 +142,8 @@ class Fixture {
         if (c_.exact == LatentExact::kTiles && at >= Coded(t, 0))
           std::copy_n(key, dim_, tiles + (at / kPage % window_tiles_ * kPage + at % kPage) * dim_);
         if (c_.exact == LatentExact::kPages)
-          std::copy_n(reinterpret_cast<const uint8_t*>(key), 2 * dim_, block(at / kPage) + at % kPage * 2 * dim_);
+          std::copy_n(reinterpret_cast<const uint8_t*>(key), 2 * dim_,
+                      block(at / kPage) + at % kPage * 2 * dim_);
       }
     }
     if (c_.exact == LatentExact::kRows) {  // of the only sequence
@@ -266,7 +274,8 @@ class Fixture {
     rope_.Apply(&q.queries[(static_cast<size_t>(row) * c_.heads + head) * dim_], position, query.data());
     std::vector<double> logits;
     const auto key = [&](int64_t t, size_t d) {
-      return t >= c_.sinks && t < coded ? double{q.decoded[t * dim_ + d]} : double{HalfToFloat(q.keys[t * dim_ + d])};
+      return t >= c_.sinks && t < coded ? double{q.decoded[t * dim_ + d]}
+                                        : double{HalfToFloat(q.keys[t * dim_ + d])};
     };
     double largest = -INFINITY;
     for (int64_t t = 0; t <= position; ++t) {
@@ -280,7 +289,8 @@ class Fixture {
     for (int64_t t = 0; t <= position; ++t) {
       const double weight = std::exp(logits[t] - largest);
       total += weight;
-      for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * key(t, static_cast<size_t>(c_.spec.rope_dims) + d);
+      for (size_t d = 0; d < sum.size(); ++d)
+        sum[d] += weight * key(t, static_cast<size_t>(c_.spec.rope_dims) + d);
     }
     std::vector<float> out;
     for (double x : sum) out.push_back(static_cast<float>(x / total));
@@ -312,8 +322,18 @@ std::vector<Case> QuickCases() {
     cases.push_back({"quick " + std::to_string(i), specs[i], 4, {{128, 200}, {0, 1}, {64, 65}}, 4});
   }
   const LatentSpec mean = specs[1];
-  cases.push_back({"quick: 20 heads, splits of each kind", specs[0], 20, {{192, 256}}, 4, 1, LatentExact::kTiles,
-                   false, 1.0f, 1.2f, 2, 2});
+  cases.push_back({"quick: 20 heads, splits of each kind",
+                   specs[0],
+                   20,
+                   {{192, 256}},
+                   4,
+                   1,
+                   LatentExact::kTiles,
+                   false,
+                   1.0f,
+                   1.2f,
+                   2,
+                   2});
   cases.push_back({"quick: rows as decoded", mean, 4, {{64, 140}}, 4, 5});
   cases.push_back({"quick: rows of their own codes", mean, 3, {{0, 70}}, 2, 9, LatentExact::kTiles, true});
   cases.push_back({"quick: a chunk", specs[0], 4, {{70, 190}}, 4, 100, LatentExact::kRows});
@@ -328,7 +348,8 @@ std::vector<Case> MoreCases() {
   const std::vector<LatentSpec> tiny = LatentSpecs(32, 96), lite = LatentSpecs(64, 512);
   for (size_t i = 0; i < lite.size(); ++i) {
     for (int heads : {1, 16, 20}) {
-      const std::string name = "64 + 512, spec " + std::to_string(i) + ", " + std::to_string(heads) + " heads";
+      const std::string name =
+          "64 + 512, spec " + std::to_string(i) + ", " + std::to_string(heads) + " heads";
       cases.push_back({name, lite[i], heads, {{448, 500}, {64, 100}, {0, 30}}, 4});
     }
   }
@@ -343,10 +364,12 @@ std::vector<Case> MoreCases() {
   cases.push_back({"no sinks, nothing exact but itself", lite[2], 16, {{640, 641}}});
   cases.push_back({"64 sinks", lite[1], 16, {{64, 130}, {256, 300}, {0, 20}}, 64});
   cases.push_back({"sharp logits", lite[0], 16, {{640, 700}}, 4, 1, LatentExact::kTiles, false, 6.0f});
-  cases.push_back({"attention factor", lite[4], 16, {{640, 700}}, 4, 1, LatentExact::kTiles, false, 1.0f, 1.3f});
+  cases.push_back(
+      {"attention factor", lite[4], 16, {{640, 700}}, 4, 1, LatentExact::kTiles, false, 1.0f, 1.3f});
   cases.push_back({"rows as decoded", lite[0], 16, {{192, 260}}, 4, 20});
   cases.push_back({"rows of their own codes", lite[0], 16, {{0, 256}}, 4, 30, LatentExact::kTiles, true});
-  cases.push_back({"rows of their own codes, no sinks", tiny[1], 128, {{0, 300}}, 0, 7, LatentExact::kTiles, true});
+  cases.push_back(
+      {"rows of their own codes, no sinks", tiny[1], 128, {{0, 300}}, 0, 7, LatentExact::kTiles, true});
   cases.push_back({"a chunk", lite[0], 16, {{320, 600}}, 4, 200, LatentExact::kRows});
   cases.push_back({"a chunk of 128 heads", tiny[1], 128, {{130, 400}}, 4, 90, LatentExact::kRows});
   cases.push_back({"a chunk without sinks", lite[3], 16, {{320, 400}}, 0, 80, LatentExact::kRows});
@@ -398,8 +421,8 @@ void TestGather() {
   LatentTiles where;
   where.window_offset = 32;
   where.window_tiles = 3;
-  Require(LaunchLatentGather(reinterpret_cast<const uint8_t*>(tiles.data()), where, dim, 300, 50, 256, rows.data(),
-                             nullptr),
+  Require(LaunchLatentGather(reinterpret_cast<const uint8_t*>(tiles.data()), where, dim, 300, 50, 256,
+                             rows.data(), nullptr),
           "launch");
   const std::vector<uint16_t> got = rows.Download();
   bool right = true;

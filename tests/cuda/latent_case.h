@@ -17,10 +17,11 @@
 
 namespace blockgtq::cuda {
 
-/// A rope key and a latent, each with groups (width, dims) of its own, as recipes plan them; or groups over both.
+/// A rope key and a latent, each with groups (width, dims) of its own, as recipes plan them; or groups over
+/// both.
 struct LatentSpec {
   int rope_dims = 16, latent_dims = 32;
-  std::vector<std::pair<int, int>> rope, latent;  // an empty `rope`: `latent` is over all dims
+  std::vector<std::pair<int, int>> rope, latent;      // an empty `rope`: `latent` is over all dims
   std::vector<int> rope_mean = {}, latent_mean = {};  // mean units of each
   float mean_size = 1.0f;
 };
@@ -37,7 +38,8 @@ inline HeadPlan MakeLatentPlan(const LatentSpec& spec, uint64_t seed) {
   whole.latent_dims = spec.latent_dims;
   whole.rounding = Rounding::kSearched;
   const HeadPlan parts[2] = {
-      cpu::MakeHeadPlan({spec.rope_dims, spec.rope, 3, spec.rope_mean, NormType::kLog8, spec.mean_size}, seed),
+      cpu::MakeHeadPlan({spec.rope_dims, spec.rope, 3, spec.rope_mean, NormType::kLog8, spec.mean_size},
+                        seed),
       cpu::MakeHeadPlan({spec.latent_dims, spec.latent, 3, spec.latent_mean, NormType::kLog8, spec.mean_size},
                         seed + 7)};
   for (int width : {8, 5, 4, 3, 2, 1}) {
@@ -79,8 +81,8 @@ inline RopeConfig LatentRope(const LatentSpec& spec, float attention_factor = 1.
 }
 
 /// fp16 keys at positions [first, first + count), of different sizes, with the plan's mean.
-inline std::vector<uint16_t> LatentKeys(const HeadPlan& plan, const RopeTable& rope, int64_t first, int64_t count,
-                                        uint64_t seed) {
+inline std::vector<uint16_t> LatentKeys(const HeadPlan& plan, const RopeTable& rope, int64_t first,
+                                        int64_t count, uint64_t seed) {
   const int dim = plan.head_dim;
   const std::vector<float> normal = cpu::Normals(static_cast<size_t>(count * dim), 1.0f, seed);
   std::vector<float> mean(static_cast<size_t>(dim), 0.0f);

@@ -1,5 +1,6 @@
-// The encoder of latents on the GPU against the reference encoder: codes and norms by width, tokens that are not
-// encoded, token by token against a whole page, tokens that are not finite, job counts that a graph reads.
+// The encoder of latents on the GPU against the reference encoder: codes and norms by width, tokens that are
+// not encoded, token by token against a whole page, tokens that are not finite, job counts that a graph
+// reads.
 //
 //   latent_encode_test [quick]    quick: small cases, for compute-sanitizer and the emulator
 //
@@ -69,7 +70,8 @@ void Encode(const HeadPlan& plan, const RopeTable& rope, std::span<const uint16_
 
 /// Tokens at slots [begin, end) of a page at `position`.
 void CompareTokens(const HeadPlan& plan, const RopeTable& rope, int64_t position, int begin, int end,
-                   std::span<const uint16_t> keys, const uint8_t* record, const uint8_t* expected, ByWidth& by) {
+                   std::span<const uint16_t> keys, const uint8_t* record, const uint8_t* expected,
+                   ByWidth& by) {
   const RecordLayout layout = RecordLayout::For(plan);
   const size_t dim = static_cast<size_t>(plan.head_dim);
   std::vector<float> mean(dim, 0.0f);
@@ -80,9 +82,10 @@ void CompareTokens(const HeadPlan& plan, const RopeTable& rope, int64_t position
     const std::vector<double> y = Product(plan.key_transform, key);
     for (size_t g = 0; g < plan.groups.size(); ++g) {
       const GroupPlan& group = plan.groups[g];
-      Compare(group, &layout.key_unit[static_cast<size_t>(group.first_unit)], layout.key_norm[g], KeyPlace, slot,
-              &y[static_cast<size_t>(kUnitDims * group.first_unit)], reinterpret_cast<const std::byte*>(record),
-              reinterpret_cast<const std::byte*>(expected), by[{false, group.width}]);
+      Compare(group, &layout.key_unit[static_cast<size_t>(group.first_unit)], layout.key_norm[g], KeyPlace,
+              slot, &y[static_cast<size_t>(kUnitDims * group.first_unit)],
+              reinterpret_cast<const std::byte*>(record), reinterpret_cast<const std::byte*>(expected),
+              by[{false, group.width}]);
     }
   }
 }
@@ -91,24 +94,27 @@ void CheckByWidth(const std::string& name, const ByWidth& by) {
   for (const auto& [key, c] : by) {
     const double same = double(c.same_codes) / double(c.codes), error = c.error / c.reference_error;
     char figures[120];
-    std::snprintf(figures, sizeof figures, " width %d: error x%.4f, codes %.3f%%, norms within %d", key.second,
-                  error, 100 * same, static_cast<int>(c.norm_steps));
+    std::snprintf(figures, sizeof figures, " width %d: error x%.4f, codes %.3f%%, norms within %d",
+                  key.second, error, 100 * same, static_cast<int>(c.norm_steps));
     std::printf("%s%s\n", name.c_str(), figures);
     Check(error < 1.01 && same > 0.995 && c.norm_steps <= 1, name + figures);
   }
 }
 
-/// Part of a page over a record that holds other tokens: their bits stay; then token by token, and from a window.
+/// Part of a page over a record that holds other tokens: their bits stay; then token by token, and from a
+/// window.
 void TestPage(const std::string& name, const LatentSpec& spec, Rounding rounding, int begin, int end) {
   HeadPlan plan = MakeLatentPlan(spec, 11);
   plan.rounding = rounding;
   const RopeConfig config = LatentRope(spec, 1.1f);
   const RopeTable rope(config);
   const DeviceLatents latents(plan, config);
-  const int64_t position = int64_t{64} * 321, offset = 64, bytes = latents.table.record_bytes + 128, dim = plan.head_dim;
+  const int64_t position = int64_t{64} * 321, offset = 64, bytes = latents.table.record_bytes + 128,
+                dim = plan.head_dim;
   std::vector<uint8_t> before(static_cast<size_t>(3 * bytes), 0);
   const auto record_of = [&](std::vector<uint8_t>& pool) {
-    return std::span(pool).subspan(static_cast<size_t>(bytes + offset), static_cast<size_t>(latents.table.record_bytes));
+    return std::span(pool).subspan(static_cast<size_t>(bytes + offset),
+                                   static_cast<size_t>(latents.table.record_bytes));
   };
   Encode(plan, rope, LatentKeys(plan, rope, position, kPage, 5), position, record_of(before));
   const std::vector<uint16_t> keys = LatentKeys(plan, rope, position + begin, end - begin, 6);
@@ -125,7 +131,8 @@ void TestPage(const std::string& name, const LatentSpec& spec, Rounding rounding
   Run run(latents, before, bytes, offset);
   std::vector<uint8_t> got = run.FromRows(rows, 100, {job});
   ByWidth by;
-  CompareTokens(plan, rope, position, begin, end, keys, record_of(got).data(), record_of(expected).data(), by);
+  CompareTokens(plan, rope, position, begin, end, keys, record_of(got).data(), record_of(expected).data(),
+                by);
   CheckByWidth(name, by);
   Check(run.error.Download()[0] == INT32_MAX, name + ": no error");
 
@@ -162,8 +169,7 @@ void TestPage(const std::string& name, const LatentSpec& spec, Rounding rounding
   const int64_t tile = 64 * dim, window = 2 * 3 * tile;
   std::vector<uint16_t> exact(static_cast<size_t>(2 * 3 * tile + 64), 0x7e00);
   const auto put = [&](int64_t first) {
-    std::copy(keys.begin(), keys.end(),
-              exact.begin() + first + (position / 64 % 3 * 64 + begin) * dim);
+    std::copy(keys.begin(), keys.end(), exact.begin() + first + (position / 64 % 3 * 64 + begin) * dim);
   };
   put(0);
   put(window / 2);
@@ -188,7 +194,8 @@ void TestPage(const std::string& name, const LatentSpec& spec, Rounding rounding
   const std::vector<uint8_t> of_windows = windows.pool.Download();
   Check(std::equal(of_windows.begin() + bytes, of_windows.end(), got.begin() + bytes),
         name + ": a window's tokens give the rows' bits");
-  Check(!std::equal(of_windows.begin(), of_windows.begin() + bytes, got.begin()), name + ": the other layer is written");
+  Check(!std::equal(of_windows.begin(), of_windows.begin() + bytes, got.begin()),
+        name + ": the other layer is written");
 }
 
 /// Keys that are NaN and infinite: their bits stay, the smaller position is reported.
