@@ -23,6 +23,7 @@ struct CopyCall {
 
 __global__ void __launch_bounds__(kCopyThreads) CopyHeadsKernel(const __grid_constant__ CopyCall p) {
   WaitForPreviousKernel();
+  LetNextKernelStart();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x;
   if (i >= p.rows * p.heads * p.width) return;
   const int64_t c = i % p.width, h = i / p.width % p.heads, r = i / (p.width * p.heads);
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kThreads, 2) ProductHeadsKernel(const __grid_c
   const int count = static_cast<int>(p.rows - first < kRows ? p.rows - first : kRows);
   const int warp = WarpIndex(), lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   WaitForPreviousKernel();
+  LetNextKernelStart();
   LoadInputs(p, head, first, count, kRows, high, low);
   __syncthreads();
   const int output = static_cast<int>(blockIdx.x) % output_blocks * kOutputs + warp * 8 * kColumns;
@@ -150,7 +152,7 @@ Status LaunchFor(const ProductCall& p, int64_t limit, cudaStream_t stream) {
       "products of heads"));
   constexpr int kOutputs = 8 * kColumns * kWarps, kRows = 16 * kRowTiles;
   const int64_t blocks = (p.out + kOutputs - 1) / kOutputs * p.heads * ((p.rows + kRows - 1) / kRows);
-  return Launch("products of heads", kernel, blocks, kThreads, static_cast<size_t>(bytes), false, stream, p);
+  return Launch("products of heads", kernel, blocks, kThreads, static_cast<size_t>(bytes), true, stream, p);
 }
 
 }  // namespace
@@ -162,7 +164,7 @@ Status LaunchCopyHeads(const float* x, int64_t x_cols, const HeadColumns& from, 
   const int64_t elements = rows * heads * to.width;
   if (elements < 1) return Status(ErrorCode::kInvalidArgument, "copying heads: nothing to copy");
   return Launch("copying heads", CopyHeadsKernel, (elements + kCopyThreads - 1) / kCopyThreads, kCopyThreads,
-                0, false, stream, call);
+                0, true, stream, call);
 }
 
 Status LaunchProductHeads(std::span<const uint16_t* const> weights, const HeadInput& x,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "src/cuda/latent_attention.h"
+#include "src/cuda/latent_products.cuh"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
 
@@ -15,158 +16,27 @@ namespace {
 
 using namespace latents;
 
-constexpr int kLogitStride = kTileTokens + 4;   // floats
-constexpr int kWeightStride = kTileTokens + 8;  // halves
-constexpr int kMaxVectors = 64;
-
-/// What a block keeps of each of its vectors.
-struct Vectors {
-  int begin[kMaxVectors], end[kMaxVectors], sink_end[kMaxVectors];  // tokens that it sees of the block's kind
-  float scale[kMaxVectors];                                         // of its logits, base 2
-  float maximum[kMaxVectors], sum[kMaxVectors], rescale[kMaxVectors];
-};
+/// Of the kind of keys that has more.
+__host__ __device__ inline int MostColumns(const LatentParams& p) {
+  return p.code_splits > 0 && (p.exact_splits == 0 || p.columns > p.head_dim) ? p.columns : p.head_dim;
+}
 
 /// Shared memory, as byte offsets.
 struct Places {
   int vectors, queries, tile, logits, weights, norms, record, bytes;
 };
 __host__ __device__ inline Places PlacesOf(const LatentParams& p, int vectors) {
-  const int columns =
-      p.code_splits > 0 && (p.exact_splits == 0 || p.columns > p.head_dim) ? p.columns : p.head_dim;
+  const int columns = MostColumns(p);
   Places at;
   at.vectors = 128;  // behind the barrier
   at.queries = at.vectors + static_cast<int>(sizeof(Vectors));
-  at.tile = at.queries + 2 * vectors * Stride(columns);
+  at.tile = at.queries + (vectors == kMaxVectors ? 2 * vectors * Stride(columns) : 0);
   at.logits = at.tile + 2 * kTileTokens * Stride(columns);
-  at.weights = at.logits + 4 * vectors * kLogitStride;
+  at.weights = at.logits + 4 * kMaxVectors * kLogitStride;  // 64 vectors, or 16 in kColumnParts parts
   at.norms = at.weights + 2 * vectors * kWeightStride;
   at.record = at.norms + (p.code_splits > 0 ? 4 * p.norm_count : 0);
   at.bytes = at.record + (p.code_splits > 0 ? p.record_bytes : 0);
   return at;
-}
-
-/// Row (lane mod 16) and 16-byte chunk of a lane's part of a 16 x 16 matrix, in the order of an A fragment
-/// and of a transposed B fragment.
-__device__ __forceinline__ int FragmentOffset(int lane, int stride) {
-  return (lane & 15) * stride + 8 * (lane >> 4);
-}
-
-/// Products of the block's vectors with the tile's tokens. A warp has kRows blocks of 16 vectors from
-/// first_vector on, and 8 kTokens tokens from first_token on.
-template <int kRows, int kTokens>
-__device__ __forceinline__ void Logits(const __half* queries, const __half* tile, int columns,
-                                       int first_vector, int first_token, int lane, float* logits) {
-  const int stride = Stride(columns);
-  float sums[kRows][kTokens][4] = {};
-  const __half* q = queries + first_vector * stride + FragmentOffset(lane, stride);
-  if constexpr (kTokens == 2) {
-    const __half* k = tile + (first_token + (lane & 7) + 8 * (lane >> 4)) * stride + 8 * ((lane >> 3) & 1);
-#pragma unroll 2
-    for (int c = 0; c < columns; c += 16) {
-      uint32_t b[4];
-      LoadMatrixRows<false>(b, k + c);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        uint32_t a[4];
-        LoadMatrixRows<false>(a, q + 16 * r * stride + c);
-        MmaF16(sums[r][0], {a[0], a[1], a[2], a[3]}, b[0], b[1]);
-        MmaF16(sums[r][1], {a[0], a[1], a[2], a[3]}, b[2], b[3]);
-      }
-    }
-  } else {  // 32 columns at a time
-    const __half* k = tile + (first_token + (lane & 7)) * stride;
-#pragma unroll 2
-    for (int c = 0; c < columns; c += 32) {
-      uint32_t b[4];
-      LoadMatrixRows<false>(b, k + min(c + 8 * (lane >> 3), columns - 8));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (c + 16 * half >= columns) break;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          uint32_t a[4];
-          LoadMatrixRows<false>(a, q + 16 * r * stride + c + 16 * half);
-          MmaF16(sums[r][0], {a[0], a[1], a[2], a[3]}, b[2 * half], b[2 * half + 1]);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      float* to = logits + (first_vector + 16 * r + (lane >> 2)) * kLogitStride + first_token + 8 * t +
-                  2 * (lane & 3);
-      *reinterpret_cast<float2*>(to) = {sums[r][t][0], sums[r][t][1]};
-      *reinterpret_cast<float2*>(to + 8 * kLogitStride) = {sums[r][t][2], sums[r][t][3]};
-    }
-  }
-}
-
-/// Weights of the tile's tokens, whose first is at `start`, for the warp's vectors, and their running sums.
-__device__ __forceinline__ void Softmax(Vectors& v, int vectors, bool sinks, int start, const float* logits,
-                                        __half* weights, int warp, int lane) {
-#pragma unroll 1
-  for (int i = warp; i < vectors; i += kWarps) {
-    const int begin = sinks ? 0 : v.begin[i], end = sinks ? v.sink_end[i] : v.end[i];
-    const float2 x = *reinterpret_cast<const float2*>(logits + i * kLogitStride + 2 * lane);
-    const float scale = v.scale[i], before = v.maximum[i], nothing = -INFINITY;
-    const int t = start + 2 * lane;
-    const float a = t >= begin && t < end ? x.x * scale : nothing;
-    const float b = t + 1 >= begin && t + 1 < end ? x.y * scale : nothing;
-    float largest = fmaxf(a, b);
-#pragma unroll
-    for (int mask = 16; mask > 0; mask >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    const float after = fmaxf(before, largest), base = after == nothing ? 0.0f : after;
-    const __half2 pair = __floats2half2_rn(Exp2(a - base), Exp2(b - base));
-    *reinterpret_cast<__half2*>(weights + i * kWeightStride + 2 * lane) = pair;
-    const float2 rounded = __half22float2(pair);
-    float sum = rounded.x + rounded.y;
-#pragma unroll
-    for (int mask = 16; mask > 0; mask >>= 1) sum += __shfl_xor_sync(~0u, sum, mask);
-    __syncwarp();
-    if (lane == 0) {
-      const float rescale = Exp2(before - base);
-      v.rescale[i] = rescale;
-      v.maximum[i] = after;
-      v.sum[i] = v.sum[i] * rescale + sum;
-    }
-  }
-}
-
-/// sums += weights times the tile's values: units warp, warp + 8, .. of the warp.
-template <int kRowTiles, int kUnits>
-__device__ __forceinline__ void AddValues(const Vectors& v, const __half* weights, const __half* values,
-                                          int stride, int units, int warp, int lane,
-                                          float (&sums)[kRowTiles][kUnits][8]) {
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    const float low = v.rescale[16 * r + (lane >> 2)], high = v.rescale[16 * r + 8 + (lane >> 2)];
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sums[r][u][e] *= (e & 2) != 0 ? high : low;
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kTileTokens; k += 16) {
-    uint32_t a[kRowTiles][4];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r)
-      LoadMatrixRows<false>(a[r], weights + 16 * r * kWeightStride + k + FragmentOffset(lane, kWeightStride));
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const int unit = warp + kWarps * u;
-      if (unit >= units) break;
-      uint32_t b[4];
-      LoadMatrixRows<true>(b, values + k * stride + 16 * unit + FragmentOffset(lane, stride));
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        MmaF16(sums[r][u], {a[r][0], a[r][1], a[r][2], a[r][3]}, b[0], b[1]);
-        MmaF16(sums[r][u] + 4, {a[r][0], a[r][1], a[r][2], a[r][3]}, b[2], b[3]);
-      }
-    }
-  }
 }
 
 /// What of its group a block works on.
@@ -215,7 +85,7 @@ __device__ __forceinline__ void LoadQueries(const uint16_t* queries, const Work&
     const int vector = i / chunks, chunk = i % chunks;
     uint4 x = {0, 0, 0, 0};
     if (vector < w.count) x = reinterpret_cast<const uint4*>(queries + (w.first + vector) * columns)[chunk];
-    *reinterpret_cast<uint4*>(to + vector * Stride(columns) + 8 * chunk) = x;
+    *reinterpret_cast<uint4*>(to + ChunkAt(vector, chunk, Stride(columns))) = x;
   }
 }
 
@@ -261,6 +131,9 @@ __device__ __forceinline__ void StorePart(const LatentParams& p, const Work& w, 
   }
 }
 
+/// Columns that a kernel of 16 vectors has its queries for, in steps of 16 * kColumnParts.
+constexpr int ColumnSteps(int units) { return units == 1 ? 4 : units == 4 ? 10 : 17; }
+
 /// kUnits: units of values a warp has at most.
 template <int kRowTiles, int kUnits>
 __global__ void __launch_bounds__(kThreads, kRowTiles == 1 && kUnits <= 4 ? 2 : 1)
@@ -283,12 +156,20 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 && kUnits <= 4 ? 2 : 
     BarrierInitFence();
   }
   WaitForPreviousKernel();
+  LetNextKernelStart();
   const Work w = WorkOf(p, kVectors);
   const int columns = w.codes ? p.columns : p.head_dim;
   const int value_begin = w.codes ? p.key_columns : p.head_dim - p.latent_dims;
   const int stride = Stride(columns), units = (columns - value_begin) / 16;
   LoadVectors(p, w, kVectors, v);
-  LoadQueries(w.codes ? p.code_queries : p.queries, w, kVectors, columns, queries);
+  constexpr int kSteps = kRowTiles == 1 ? ColumnSteps(kUnits) : 0;
+  QueryFragments<kSteps> fragments;
+  if constexpr (kRowTiles == 1) {
+    LoadQueryFragments<kSteps>((w.codes ? p.code_queries : p.queries) + w.first * columns, w.count, columns,
+                               warp, lane, fragments);
+  } else {
+    LoadQueries(w.codes ? p.code_queries : p.queries, w, kVectors, columns, queries);
+  }
   __syncthreads();
   int begin = std::numeric_limits<int>::max(), end = 0, sink_end = 0;
   for (int i = 0; i < w.count; ++i) {
@@ -325,15 +206,15 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 && kUnits <= 4 ? 2 : 
       __syncthreads();
     }
     phase ^= 1;
-    if constexpr (kRowTiles == 4) {
-      Logits<2, 2>(queries, tile, columns, 32 * (warp & 1), 16 * (warp >> 1), lane, logits);
+    if constexpr (kRowTiles == 1) {
+      LogitsOfFragments<kSteps>(fragments, tile, columns, warp, lane, logits);
     } else {
-      Logits<1, 1>(queries, tile, columns, 0, 8 * warp, lane, logits);
+      LogitsOfRows(queries, tile, columns, warp, lane, logits);
     }
     __syncthreads();
-    Softmax(v, kVectors, sinks, start, logits, weights, warp, lane);
+    Softmax<kVectors, kRowTiles == 1 ? kColumnParts : 1>(v, sinks, start, logits, weights, warp, lane);
     __syncthreads();
-    AddValues(v, weights, tile + value_begin, stride, units, warp, lane, sums);
+    AddValues(v, weights, tile, stride, value_begin / 8, units, warp, lane, sums);
     __syncthreads();
   }
   StorePart(p, w, v, columns - value_begin, units, warp, lane, sums);
@@ -380,7 +261,7 @@ Status LaunchFor(const LatentParams& p, cudaStream_t stream) {
       CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  "attention over latents"));
   return Launch("attention over latents", kernel, GroupTiles(p) * (p.code_splits + p.exact_splits), kThreads,
-                static_cast<size_t>(bytes), false, stream, p);
+                static_cast<size_t>(bytes), true, stream, p);
 }
 
 }  // namespace
@@ -395,15 +276,18 @@ Status LaunchLatentAttention(const LatentParams& params, CUstream_st* stream) {
   if (params.rows < 1 || params.heads < 1 || params.group_rows < 1 || params.rows % params.group_rows != 0 ||
       params.code_splits + params.exact_splits < 1)
     return Status(ErrorCode::kInvalidArgument, "attention over latents: an empty batch");
-  const int units = (ValueUnits(params) + kWarps - 1) / kWarps;
+  const int units = (ValueUnits(params) + kWarps - 1) / kWarps, columns = MostColumns(params);
   if (RowTiles(params) == 4)
     return units <= 1 ? LaunchFor<4, 1>(params, stream) : LaunchFor<4, 4>(params, stream);
-  if (units <= 1) return LaunchFor<1, 1>(params, stream);
-  if (units <= 4) return LaunchFor<1, 4>(params, stream);
-  if (units <= 8) return LaunchFor<1, 8>(params, stream);
-  return Status(ErrorCode::kUnsupported,
-                "attention over latents: values of " + std::to_string(16 * ValueUnits(params)) +
-                    " coordinates; the kernel has up to " + std::to_string(16 * 8 * kWarps));
+  const int steps = (columns + 16 * kColumnParts - 1) / (16 * kColumnParts);
+  if (units <= 1 && steps <= ColumnSteps(1)) return LaunchFor<1, 1>(params, stream);
+  if (units <= 4 && steps <= ColumnSteps(4)) return LaunchFor<1, 4>(params, stream);
+  if (units <= 8 && steps <= ColumnSteps(8)) return LaunchFor<1, 8>(params, stream);
+  return Status(ErrorCode::kUnsupported, "attention over latents: keys of " + std::to_string(columns) +
+                                             " coordinates, " + std::to_string(16 * ValueUnits(params)) +
+                                             " of them values; the kernel has up to " +
+                                             std::to_string(16 * kColumnParts * ColumnSteps(8)) + " and " +
+                                             std::to_string(16 * 8 * kWarps));
 }
 
 }  // namespace blockgtq::cuda

@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ uint8_t norms[kTileTokens];  // by NormSlot
   const int warp = WarpIndex(), lane = threadIdx.x & 31;
   WaitForPreviousKernel();
+  LetNextKernelStart();
   // Blocks: jobs, then layers, then groups.
   const int job_index = static_cast<int>(blockIdx.x) % p.max_jobs,
             rest = static_cast<int>(blockIdx.x) / p.max_jobs;
@@ -260,7 +261,7 @@ Status LaunchLatentEncode(const LatentEncodeParams& params, CUstream_st* stream)
       CudaStatus(cudaFuncSetAttribute(LatentEncodeKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  "encoding latents"));
   const int64_t blocks = int64_t{params.max_jobs} * params.layer_count * params.most_groups;
-  return Launch("encoding latents", LatentEncodeKernel, blocks, kThreads, static_cast<size_t>(bytes), false,
+  return Launch("encoding latents", LatentEncodeKernel, blocks, kThreads, static_cast<size_t>(bytes), true,
                 stream, params);
 }
 

@@ -12,6 +12,10 @@ namespace {
 
 using namespace latents;
 
+/// Halves between rows in shared memory: an odd number of 16-byte chunks, so that eight rows' chunks lie in
+/// different banks. inputs: a multiple of 16.
+__host__ __device__ constexpr int RowStride(int inputs) { return inputs + 8; }
+
 constexpr int kMergeThreads = 128, kMostParts = 128;
 enum class Rotation { kQueries, kOutput };
 
@@ -51,13 +55,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   constexpr bool kQueries = kWhich == Rotation::kQueries;
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   __half* rows = reinterpret_cast<__half*>(shared);
-  const int warp = WarpIndex(), lane = threadIdx.x & 31, stride = Stride(inputs);
+  const int warp = WarpIndex(), lane = threadIdx.x & 31, stride = RowStride(inputs);
   const int unit_blocks = (units + kWarps - 1) / kWarps;
   const int64_t all = static_cast<int64_t>(p.rows) * p.heads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) / unit_blocks * kVectors;
   const int unit = static_cast<int>(blockIdx.x) % unit_blocks * kWarps + warp;
   const int count = static_cast<int>(all - first < kVectors ? all - first : kVectors);
   WaitForPreviousKernel();
+  LetNextKernelStart();
   const uint4* from = reinterpret_cast<const uint4*>(kQueries ? p.queries : p.merged_codes);
   for (int i = threadIdx.x; i < kVectors * (inputs / 8); i += kThreads) {
     const int vector = i / (inputs / 8), chunk = i % (inputs / 8);
@@ -97,6 +102,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 __global__ void __launch_bounds__(kMergeThreads) MergeKernel(const __grid_constant__ LatentParams p) {
   __shared__ float weights[kMostParts];
   WaitForPreviousKernel();
+  LetNextKernelStart();
   const int64_t all = static_cast<int64_t>(p.rows) * p.heads, vector = blockIdx.x;
   const int parts = p.code_splits + p.exact_splits, values = p.columns - p.key_columns;
   const float offset = p.query_offset != nullptr ? p.query_offset[vector] * p.logit_scale : 0.0f;
@@ -142,12 +148,12 @@ template <Rotation kWhich, int kRowTiles>
 Status LaunchRotation(const LatentParams& p, int inputs, int units, cudaStream_t stream) {
   constexpr int kVectors = 16 * kRowTiles;
   const auto kernel = RotateKernel<kWhich, kRowTiles>;
-  const int bytes = 2 * kVectors * Stride(inputs);
+  const int bytes = 2 * kVectors * RowStride(inputs);
   BGTQ_RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "rotating latents"));
   const int64_t blocks =
       (int64_t{p.rows} * p.heads + kVectors - 1) / kVectors * ((units + kWarps - 1) / kWarps);
-  return Launch("rotating latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), false, stream, p,
+  return Launch("rotating latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), true, stream, p,
                 inputs, units);
 }
 
@@ -204,7 +210,7 @@ Status LaunchLatentQueries(const LatentParams& params, CUstream_st* stream) {
 
 Status LaunchLatentMerge(const LatentParams& params, CUstream_st* stream) {
   BGTQ_RETURN_IF_ERROR(Launch("merging latents", MergeKernel, int64_t{params.rows} * params.heads,
-                              kMergeThreads, 0, false, stream, params));
+                              kMergeThreads, 0, true, stream, params));
   if (params.code_splits == 0) return Status::Ok();
   return Rotate<Rotation::kOutput>(params, params.columns - params.key_columns, params.latent_dims / 16,
                                    stream);

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kThreads) LatentStoreKernel(const __grid_const
   const int lane = threadIdx.x & 31;
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + WarpIndex();
   WaitForPreviousKernel();
+  LetNextKernelStart();
   if (vector >= p.rows * (p.heads + 1)) return;
   const int64_t row = vector / (p.heads + 1), head = vector % (p.heads + 1);
   const RowTarget target = p.targets[row];
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(kThreads)
     LatentGatherKernel(const uint8_t* window, int window_tiles, int chunks, int64_t first, int64_t count,
                        int64_t base, uint4* rows) {
   WaitForPreviousKernel();
+  LetNextKernelStart();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count * chunks) return;
   const int64_t t = first + i / chunks;
@@ -123,7 +125,7 @@ Status LaunchLatentStore(const LatentStoreCall& call, CUstream_st* stream) {
     return Status(ErrorCode::kInvalidArgument, "CUDA latents: an empty batch");
   const int64_t vectors = call.rows * (call.heads + 1);
   return Launch("storing latents", LatentStoreKernel, (vectors + kThreads / 32 - 1) / (kThreads / 32),
-                kThreads, 0, false, stream, call);
+                kThreads, 0, true, stream, call);
 }
 
 Status LaunchLatentGather(const uint8_t* exact, const LatentTiles& tiles, int32_t head_dim, int64_t first,
@@ -131,7 +133,7 @@ Status LaunchLatentGather(const uint8_t* exact, const LatentTiles& tiles, int32_
   if (count <= 0) return Status::Ok();
   const int chunks = head_dim / 8;
   return Launch("gathering latents", LatentGatherKernel, (count * chunks + kThreads - 1) / kThreads, kThreads,
-                0, false, stream, exact + tiles.window_offset, tiles.window_tiles, chunks, first, count, base,
+                0, true, stream, exact + tiles.window_offset, tiles.window_tiles, chunks, first, count, base,
                 reinterpret_cast<uint4*>(rows));
 }
 

@@ -12,9 +12,15 @@ namespace blockgtq::cuda::latents {
 
 constexpr int kThreads = 256, kWarps = 8, kTileTokens = 64;
 
-/// Halves between rows of a matrix of `columns` (a multiple of 16): an odd number of 16-byte chunks, so that
-/// eight rows' chunks lie in different banks.
-__host__ __device__ constexpr int Stride(int columns) { return columns + 8; }
+/// Halves between rows of a matrix of `columns`: whole lines of 128 bytes.
+__host__ __device__ constexpr int Stride(int columns) { return (columns + 63) / 64 * 64; }
+/// Which 16-byte chunk of a row's line has chunk c: c ^ Turn(row). Eight rows' chunks then lie in different
+/// banks, and four rows' pairs of chunks as well.
+__device__ __forceinline__ int Turn(int row) { return (row & 3) << 1 | (row >> 2 & 1); }
+/// Offset of a chunk of a row.
+__device__ __forceinline__ int ChunkAt(int row, int chunk, int stride) {
+  return row * stride + 8 * (chunk ^ Turn(row));
+}
 
 __device__ __forceinline__ __half2 AsPair(uint32_t x) { return *reinterpret_cast<const __half2*>(&x); }
 __device__ __forceinline__ uint32_t AsWord(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
@@ -31,7 +37,7 @@ __device__ __forceinline__ void DecodeNorms(const LatentParams& p, const uint8_t
 /// One unit by one warp. codes: of the unit, plus the lane; norms: the lane's eight tokens', t = lane / 4 + 8
 /// q; to: the lane's four dims of token lane / 4.
 template <int kWidth>
-__device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint32_t (&norms)[8], int stride,
+__device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint32_t* norms, int stride,
                                                __half* to) {
   constexpr bool kHalves = kWidth == 4 || kWidth == 5;  // codes stand for n + 1/2
   uint32_t quads[8];
@@ -40,7 +46,6 @@ __device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint
   for (int q = 0; q < 8; ++q) {
     const uint32_t biased = quads[q] ^ 0x80808080u;
     const __half2 norm = AsPair(norms[q]);
-    uint2 out;
     // Bytes under 0x64 are 1024 + byte.
     const auto scaled = [&](uint32_t selector) {
       const __half2 integers =
@@ -48,9 +53,7 @@ __device__ __forceinline__ void DecodeUnitRows(const uint32_t* codes, const uint
       return AsWord(kHalves ? __hfma2(integers, norm, __hmul2(norm, AsPair(kHalfPair)))
                             : __hmul2(integers, norm));
     };
-    out.x = scaled(0x4140);
-    out.y = scaled(0x4342);
-    *reinterpret_cast<uint2*>(to + 8 * q * stride) = out;
+    *reinterpret_cast<uint2*>(to + 8 * q * stride) = uint2{scaled(0x4140), scaled(0x4342)};
   }
 }
 
@@ -60,13 +63,9 @@ __device__ __forceinline__ void DecodeUnits(const LatentParams& p, const uint8_t
 #pragma unroll 1
   for (int u = warp; u < p.unit_count; u += kWarps) {
     const LatentUnit unit = p.units[u];
-    uint32_t mine[8];
-    const uint4* from = reinterpret_cast<const uint4*>(norms + unit.norms + 8 * (lane >> 2));
-    const uint4 low = from[0], high = from[1];
-    mine[0] = low.x, mine[1] = low.y, mine[2] = low.z, mine[3] = low.w;
-    mine[4] = high.x, mine[5] = high.y, mine[6] = high.z, mine[7] = high.w;
+    const uint32_t* mine = norms + unit.norms + 8 * (lane >> 2);
     const uint32_t* codes = reinterpret_cast<const uint32_t*>(record + unit.codes) + lane;
-    __half* to = tile + (lane >> 2) * stride + unit.column + 4 * (lane & 3);
+    __half* to = tile + ChunkAt(lane >> 2, unit.column / 8 + (lane >> 1 & 1), stride) + 4 * (lane & 1);
     switch (unit.width) {
       case 1:
         DecodeUnitRows<1>(codes, mine, stride, to);
@@ -106,12 +105,13 @@ __device__ __forceinline__ float2 RotatedMean(const float* mean, int block, uint
 __device__ __forceinline__ void WriteMeans(const LatentParams& p, int64_t position, int stride,
                                            __half* tile) {
   const int blocks = 8 * p.mean_unit_count;
-  tile += p.key_columns - 2 * blocks;
+  const int first = p.key_columns - 2 * blocks;
   for (int i = threadIdx.x; i < kTileTokens * blocks; i += kThreads) {
     const int token = i / blocks, at = i % blocks, block = 8 * p.mean_units[at / 8] + at % 8;
     const float2 m =
         RotatedMean(p.key_mean, block, p.steps[block], position + token, p.rotary_dims, p.attention_factor);
-    *reinterpret_cast<__half2*>(tile + token * stride + 2 * at) =
+    const int column = first + 2 * at;
+    *reinterpret_cast<__half2*>(tile + ChunkAt(token, column / 8, stride) + column % 8) =
         __floats2half2_rn(m.x * p.mean_key, m.y * p.mean_key);
   }
 }
@@ -130,7 +130,7 @@ __device__ __forceinline__ void StartRows(const uint16_t* rows, int dim, int beg
   const int chunks = dim / 8;
   const uint32_t to = SharedAddress(tile);
   for (int i = threadIdx.x; i < kTileTokens * chunks; i += kThreads) {
-    const int slot = i / chunks, chunk = i % chunks, at = slot * Stride(dim) + 8 * chunk;
+    const int slot = i / chunks, chunk = i % chunks, at = ChunkAt(slot, chunk, Stride(dim));
     if (slot >= begin && slot < end) {
       CopyAsync(to + 2 * at, rows + static_cast<int64_t>(slot) * dim + 8 * chunk);
     } else {
