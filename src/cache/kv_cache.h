@@ -136,9 +136,9 @@ class KvCache {
   std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
   int sink_tile_tokens() const;  // sinks rounded up to 16
 
-  /// The same places for kernels that find them themselves. Layers that keep the same tokens are a group, with
-  /// memory and block tables of its own: group 0 has those that see everything, where there are any; the last
-  /// one those with the window. Layer `layer`'s part of block b starts at pool_base(group) + b *
+  /// The same places for kernels that find them themselves. Layers that keep the same tokens are a group,
+  /// with memory and block tables of its own: group 0 has those that see everything, where there are any; the
+  /// last one those with the window. Layer `layer`'s part of block b starts at pool_base(group) + b *
   /// block_bytes(group) + layer_offset(layer), head h's in it at head_offset(layer, h).
   int groups() const;
   int group_of(int layer) const;

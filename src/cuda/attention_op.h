@@ -83,14 +83,14 @@ class AttentionOp {
   DeviceBuffer rope_steps_;  // [ropes][head_dim / 2]
   std::map<std::vector<int64_t>, DecodeConfig> configs_;
 
-  DeviceBuffer queries_, keys_, values_;      // fp16 rows of a batch
+  DeviceBuffer queries_, keys_, values_;  // fp16 rows of a batch
   /// What layers with one window share in a step of the packed kernels.
   struct Schedule {
     DeviceBuffer scratch;
     bool launched = false;  // in this step
   };
-  std::map<int64_t, Schedule> schedules_;     // by window
-  DeviceBuffer exchange_;                     // what their blocks send each other (decode_params.h)
+  std::map<int64_t, Schedule> schedules_;  // by window
+  DeviceBuffer exchange_;                  // what their blocks send each other (decode_params.h)
   // [tokens][kv_heads][D]: unpacked tokens and a chunk's own, or those of windows out of fp16 pages.
   DeviceBuffer prefix_keys_, prefix_values_;
   DeviceBuffer window_lengths_;

@@ -99,9 +99,7 @@ class CudaBackend : public Backend {
   int64_t prompt_batch() const override { return kPromptBatch; }
 
   bool has_attention_probes() const override { return true; }
-  bool Has(Operation operation) const override {
-    return operation != Operation::kLatentAttention;
-  }
+  bool Has(Operation operation) const override { return operation != Operation::kLatentAttention; }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
     if (cache.geometry().latent_dims > 0) {

@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
 #pragma unroll 1
   while (x < end) {
     const CodeRange codes = CodesOf(p, current.sequence);
-    const int tile0 = codes.first_tile + current.tile, segment_end = min(end, x + current.tiles - current.tile);
+    const int tile0 = codes.first_tile + current.tile,
+              segment_end = min(end, x + current.tiles - current.tile);
     const SharedHead<kFew>& head = heads[p.KvHead(current.head)];
     const SharedValues values = {head.header.value_codes, head.header.value_norms, kValueWidth};
     BarrierWait(query_barrier + 8 * (segment & 1), (segment >> 1) & 1);

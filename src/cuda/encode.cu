@@ -222,8 +222,7 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
     const uint64_t tokens =
         SlotMask(job.begin, job.end) & ~(static_cast<uint64_t>(table.bad[1]) << 32 | table.bad[0]);
     const int group = table.head.group;
-    uint8_t* record =
-        p.pool[group] + job.block[group] * p.block_bytes[group] + table.head.record_offset;
+    uint8_t* record = p.pool[group] + job.block[group] * p.block_bytes[group] + table.head.record_offset;
     if (tokens == ~uint64_t{0}) {
       WriteSide<kHeadDim, true>(groups, group_count, side.value, coordinates, table, tokens, record, warp,
                                 lane);

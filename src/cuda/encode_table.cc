@@ -104,9 +104,9 @@ std::vector<float> SlotRotations(const RopeConfig& rope) {
 Result<EncodeTable> BuildEncodeTable(std::span<const HeadPlan> heads, int kv_heads,
                                      std::span<const EncodeLayer> layers, const LayerRopes& ropes) {
   if (heads.empty() || kv_heads <= 0 || heads.size() != layers.size() * kv_heads) {
-    return Status(ErrorCode::kInvalidArgument,
-                  "CUDA encoder: " + std::to_string(heads.size()) + " head plans are not " +
-                      std::to_string(layers.size()) + " layers of " + std::to_string(kv_heads));
+    return Status(ErrorCode::kInvalidArgument, "CUDA encoder: " + std::to_string(heads.size()) +
+                                                   " head plans are not " + std::to_string(layers.size()) +
+                                                   " layers of " + std::to_string(kv_heads));
   }
   EncodeTable table;
   table.head_dim = heads[0].head_dim;

@@ -43,7 +43,7 @@ struct EncodeTable {
   /// four of the unit's first 8 columns, then the four of the others; which dims those are follows the record
   /// (encode.cu). Each group is scaled by a power of two.
   std::vector<uint16_t> key_transform, value_transform;
-  std::vector<float> key_mean;       // [heads][head_dim]; zero where none is removed
+  std::vector<float> key_mean;  // [heads][head_dim]; zero where none is removed
   // [ropes][64][head_dim / 2][cos, sin] of a token in its page, factor included.
   std::vector<float> slot_rotation;
   std::vector<uint64_t> steps;  // RopeSteps: [ropes][head_dim / 2]

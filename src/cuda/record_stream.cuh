@@ -99,8 +99,7 @@ struct RecordStream {
       }
       const HeadHeader& header = heads[p.KvHead(s.head)].header;
       const CodeRange codes = CodesOf(p, s.sequence);
-      const int page =
-          __ldg(p.block_table + s.sequence * p.max_pages + codes.first_tile + s.tile + (x - at));
+      const int page = __ldg(p.block_table + s.sequence * p.max_pages + codes.first_tile + s.tile + (x - at));
       record = p.pool + (codes.any() ? page : 0) * p.page_bytes + header.record_offset;
       size = codes.any() ? header.record_bytes : 0;
     }

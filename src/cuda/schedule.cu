@@ -26,8 +26,8 @@ __device__ int LastNotAbove(const T* sorted, int n, T value) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    ScheduleKernel(const int32_t* coded_end, const int32_t* length, int sinks, int window, int batch, int heads,
-                   int workers, int tiles_a_worker, bool whole_workers, WorkRange* ranges,
+    ScheduleKernel(const int32_t* coded_end, const int32_t* length, int sinks, int window, int batch,
+                   int heads, int workers, int tiles_a_worker, bool whole_workers, WorkRange* ranges,
                    int32_t* tile_prefix, WorkerSpan* spans, uint32_t* step) {
   BGTQ_DYNAMIC_SHARED(int, 4, shared);
   int* prefix = shared;             // [batch + 1]

@@ -35,8 +35,8 @@ class StepBatch {
   // An entry a job.
   const EncodeJob* jobs(const Segment& s) const { return At<EncodeJob>(jobs_at_) + s.first_job; }
   const int32_t* job_count(const Segment& s) const { return At<int32_t>(counts_at_) + s.counter; }
-  /// [table rows][table_stride()] block ids in a group of layers (KvCache::groups); the stride grows in powers
-  /// of two.
+  /// [table rows][table_stride()] block ids in a group of layers (KvCache::groups); the stride grows in
+  /// powers of two.
   const int32_t* block_table(int group, int64_t table_row) const {
     return tables_.As<int32_t>() + (group * table_rows_ + table_row) * table_stride_;
   }

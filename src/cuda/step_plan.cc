@@ -70,7 +70,8 @@ void Planner::PlanSlice(const BatchSlice& slice, int64_t table_row) {
     }
     s.first_job = static_cast<int64_t>(plan.jobs.size());
     s.scratch_first = coded / kPrefixTokens * kPrefixTokens;
-    // Encoded rows: its own (at once) are counted from the batch's first, a chunk's from its first exact token.
+    // Encoded rows: its own (at once) are counted from the batch's first, a chunk's from its first exact
+    // token.
     if (packed) AddJobs(slice.sequence, coded, coded_after, s.chunk ? 0 : s.first_row + (coded - position));
     s.jobs = static_cast<int32_t>(plan.jobs.size() - static_cast<size_t>(s.first_job));
     s.counter = static_cast<int64_t>(plan.counts.size());

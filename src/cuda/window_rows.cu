@@ -1,8 +1,7 @@
 // A block copies kTokens rows of one sequence, 16 bytes a thread at a time.
-#include "src/cuda/window_rows.h"
-
 #include "src/cuda/launch.cuh"
 #include "src/cuda/ptx.cuh"
+#include "src/cuda/window_rows.h"
 
 namespace blockgtq::cuda {
 namespace {
@@ -44,7 +43,8 @@ Status LaunchWindowRows(const WindowRowsCall& call, bool early, CUstream_st* str
                   "CUDA rows of a window: head dim and strides must be multiples of 8");
   }
   const int64_t parts = (call.span + kTokens - 1) / kTokens;
-  return Launch("rows of a window", WindowRowsKernel, call.sequences * parts, kThreads, 0, early, stream, call);
+  return Launch("rows of a window", WindowRowsKernel, call.sequences * parts, kThreads, 0, early, stream,
+                call);
 }
 
 }  // namespace blockgtq::cuda
