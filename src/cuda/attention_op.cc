@@ -224,7 +224,7 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   params.coded_end = batch_.coded_end() + s.first_row;
   params.length = batch_.length() + s.first_row;
   params.sinks = options.sinks;
-  params.window = static_cast<int32_t>(std::min<int64_t>(call.window, kNoError));
+  params.window = static_cast<int32_t>(std::min<int64_t>(call.window, std::numeric_limits<int32_t>::max()));
   const int group = cache_.group_of(call.layer);
   params.block_table = batch_.block_table(group, s.table_row);
   params.max_pages = batch_.decode() ? batch_.table_stride() : 0;  // rows of one sequence share its table
@@ -401,7 +401,8 @@ Status AttentionOp::AttendHalfWindows(const AttentionCall& call, const Attention
   const bool decode = batch_.decode();
   const int64_t span =
       decode ? call.window : std::min(s.longest, call.window + s.rows - 1);  // what all rows see together
-  const int64_t bound = PowerOfTwo(span);
+  // A chunk's varies, and each bound is a plan of the library's.
+  const int64_t bound = decode ? (span + kPageTokens - 1) / kPageTokens * kPageTokens : PowerOfTwo(span);
   const int64_t row_bytes = bound * kv_cols * static_cast<int64_t>(sizeof(uint16_t));
   const int64_t at_once = decode ? std::clamp<int64_t>(kMostRowBytes / row_bytes, 1, s.rows) : 1;
   BGTQ_RETURN_IF_ERROR(ReservePrefix(at_once * bound));
