@@ -66,6 +66,7 @@ if(BGTQ_BUILD_TESTS)
     set_tests_properties(Cuda.${name} PROPERTIES LABELS cuda SKIP_RETURN_CODE 77)
     add_dependencies(cuda_tests cuda_${name})
   endforeach()
+  target_link_libraries(cuda_windowed_attention_test PRIVATE bgtq_cpu)  # which it compares with
 endif()
 if(BGTQ_BUILD_BENCH)
   add_executable(blockgtq-bench-attention ${PROJECT_SOURCE_DIR}/bench/attention_gpu_bench.cu)

@@ -100,20 +100,16 @@ class CudaBackend : public Backend {
   bool loads_late() const override { return true; }
 
   bool has_attention_probes() const override { return true; }
-  bool Has(Operation operation) const override {
-    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer &&
-           operation != Operation::kLatentAttention;
-  }
+  bool Has(Operation operation) const override { return operation != Operation::kLatentAttention; }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
-    const bool latents = cache.geometry().latent_dims > 0;
-    if (ropes.configs.size() > 1 || latents) {
-      const Operation needed = latents ? Operation::kLatentAttention : Operation::kRopesByLayer;
+    if (cache.geometry().latent_dims > 0) {
+      const Operation needed = Operation::kLatentAttention;
       return RequireOperations(*this, {&needed, 1}, "this model");
     }
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,
                           AttentionOp::Create(
-                              *device_, [this] { return Flash(); }, cache, ropes.configs[0]));
+                              *device_, [this] { return Flash(); }, cache, ropes));
     return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(op)));
   }
   void SetPrecision(Precision precision) override {
@@ -247,10 +243,6 @@ class CudaBackend : public Backend {
 
   Status Attention(const AttentionCall& call) override {
     BGTQ_RETURN_IF_ERROR(error_);
-    if (call.window != 0) {
-      const Operation needed = Operation::kSlidingWindow;
-      return RequireOperations(*this, {&needed, 1}, "this model");
-    }
     CudaActivations& out = Cast(*call.out);
     BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
     return OpOf(call.cache)
