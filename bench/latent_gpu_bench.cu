@@ -148,7 +148,7 @@ void TimeEncoder(const DeviceLatents& latents, int pages) {
   for (int i = 0; i < pages; ++i) {
     EncodeJob& job = jobs[static_cast<size_t>(i)];
     job.first_row = job.position = int64_t{i} * kPage;
-    job.block = i;
+    job.block[0] = i;
     job.end = kPage;
   }
   const DeviceArray<EncodeJob> device_jobs(jobs);

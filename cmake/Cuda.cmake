@@ -66,6 +66,7 @@ if(BGTQ_BUILD_TESTS)
     set_tests_properties(Cuda.${name} PROPERTIES LABELS cuda SKIP_RETURN_CODE 77)
     add_dependencies(cuda_tests cuda_${name})
   endforeach()
+  target_link_libraries(cuda_windowed_attention_test PRIVATE bgtq_cpu)  # which it compares with
   target_link_libraries(cuda_latent_model_test PRIVATE bgtq_engine)  # a model, on both backends
   target_compile_definitions(cuda_latent_model_test PRIVATE BGTQ_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
 endif()

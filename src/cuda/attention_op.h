@@ -23,7 +23,7 @@ class AttentionOp : public LayerAttention {
   /// cache or plan has no kernel; kOutOfMemory.
   static Result<std::unique_ptr<AttentionOp>> Create(Device& device,
                                                      std::function<Result<FlashAttention*>()> flash,
-                                                     KvCache& cache, const RopeConfig& rope);
+                                                     KvCache& cache, const LayerRopes& ropes);
 
   Status BeginStep(const StepInput& input) override;
   const StepBatch& batch() const override { return batch_; }
@@ -34,7 +34,7 @@ class AttentionOp : public LayerAttention {
 
  private:
   AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,
-              const RopeConfig& rope);
+              const LayerRopes& ropes);
   Status UploadConstants();
   Status ReserveRows(const AttentionCall& call);
   Status Observe(const AttentionCall& call, const AttentionRows& rows);
@@ -45,27 +45,37 @@ class AttentionOp : public LayerAttention {
   Status AttendChunk(const AttentionCall& call, const AttentionRows& rows, const Segment& s);
   Status Unpack(const Segment& s, int layer, int64_t first, int64_t count, uint16_t* keys, uint16_t* values);
   Status AttendHalf(const AttentionCall& call, const AttentionRows& rows, const Segment& s);
+  Status ReservePrefix(int64_t tokens);
+  Status AttendHalfWindows(const AttentionCall& call, const AttentionRows& rows, const Segment& s);
   HalfKeyValues HalfPages(int layer, const Segment& s) const;
+  HalfKeyValues PrefixRows(int64_t bound) const;
   AttentionHeads Heads(const AttentionCall& call) const;
 
   Device& device_;
   std::function<Result<FlashAttention*>()> flash_;
   KvCache& cache_;
-  RopeConfig rope_;
+  LayerRopes ropes_;
   bool packed_ = false;
   StepBatch batch_;
 
   std::vector<LayerConstants> layers_;
-  PhaseTable phases_;  // empty without a key mean
+  std::vector<PhaseTable> phases_;  // of each RoPE; none without a key mean
   HeadTraits traits_;
   CodecConstants codec_;
-  DeviceBuffer rope_steps_;
+  DeviceBuffer rope_steps_;  // [ropes][head_dim / 2]
   std::map<std::vector<int64_t>, DecodeConfig> configs_;
 
-  DeviceBuffer queries_, keys_, values_;      // fp16 rows of a batch
-  DeviceBuffer scratch_;                      // of the packed kernels
-  DeviceBuffer exchange_;                     // what their blocks send each other (decode_params.h)
-  DeviceBuffer prefix_keys_, prefix_values_;  // unpacked tokens and a chunk's own: [tokens][kv_heads][D]
+  DeviceBuffer queries_, keys_, values_;  // fp16 rows of a batch
+  /// What layers with one window share in a step of the packed kernels.
+  struct Schedule {
+    DeviceBuffer scratch;
+    bool launched = false;  // in this step
+  };
+  std::map<int64_t, Schedule> schedules_;  // by window
+  DeviceBuffer exchange_;                  // what their blocks send each other (decode_params.h)
+  // [tokens][kv_heads][D]: unpacked tokens and a chunk's own, or those of windows out of fp16 pages.
+  DeviceBuffer prefix_keys_, prefix_values_;
+  DeviceBuffer window_lengths_;
   DeviceBuffer part_out_, log_sum_, part_log_sum_;  // of a prefix in several pieces
   DeviceBuffer errors_;                             // [layers] words
   PinnedBuffer host_errors_;

@@ -99,25 +99,23 @@ class CudaBackend : public Backend {
   CacheMemory& cache_memory() override { return memory_; }
   CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
   int64_t prompt_batch() const override { return kPromptBatch; }
+  bool loads_late() const override { return true; }
 
   bool has_attention_probes() const override { return true; }
-  bool Has(Operation operation) const override {
-    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer;
-  }
+  bool Has(Operation) const override { return true; }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
-    if (ropes.configs.size() > 1) {
-      const Operation needed = Operation::kRopesByLayer;
-      return RequireOperations(*this, {&needed, 1}, "this model");
-    }
     if (cache.geometry().latent_dims > 0) {
+      if (ropes.configs.size() > 1) {
+        return Status(ErrorCode::kUnsupported, "CUDA latent attention: the layers' RoPE must be the same");
+      }
       BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LayerAttention> latents,
                             LatentAttentionOp::Create(*device_, cache, ropes.configs[0]));
       return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(latents)));
     }
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,
                           AttentionOp::Create(
-                              *device_, [this] { return Flash(); }, cache, ropes.configs[0]));
+                              *device_, [this] { return Flash(); }, cache, ropes));
     return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(op)));
   }
   void SetPrecision(Precision precision) override {
@@ -279,10 +277,6 @@ class CudaBackend : public Backend {
 
   Status Attention(const AttentionCall& call) override {
     BGTQ_RETURN_IF_ERROR(error_);
-    if (call.window != 0) {
-      const Operation needed = Operation::kSlidingWindow;
-      return RequireOperations(*this, {&needed, 1}, "this model");
-    }
     CudaActivations& out = Cast(*call.out);
     BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
     const float* values = call.values != nullptr ? Cast(*call.values).full() : nullptr;

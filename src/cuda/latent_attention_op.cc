@@ -102,6 +102,9 @@ Status LatentAttentionOp::ReserveRows(const AttentionCall& call) {
 }
 
 Status LatentAttentionOp::Run(const AttentionCall& call, const AttentionRows& rows) {
+  if (call.window != 0) {
+    return Status(ErrorCode::kUnsupported, "CUDA latent attention: there is none with a sliding window");
+  }
   BGTQ_RETURN_IF_ERROR(ReserveRows(call));
   if (call.observer != nullptr) BGTQ_RETURN_IF_ERROR(Observe(call, rows));
   for (const Segment& s : batch_.segments()) {
@@ -123,8 +126,8 @@ LatentTiles LatentAttentionOp::Tiles(int layer) const {
     tiles.sink_offset = SinkOffset(cache_, layer);
     tiles.window_tiles = cache_.window_tiles();
   } else {
-    tiles.pool = reinterpret_cast<uint8_t*>(cache_.pool_base()) + cache_.layer_offset(layer);
-    tiles.page_bytes = cache_.block_bytes();
+    tiles.pool = reinterpret_cast<uint8_t*>(cache_.pool_base(0)) + cache_.layer_offset(layer);
+    tiles.page_bytes = cache_.block_bytes(0);
   }
   return tiles;
 }
@@ -172,8 +175,8 @@ Status LatentAttentionOp::Encode(const Segment& s, int first_layer, int layers, 
   p.jobs = batch_.jobs(s);
   p.job_count = batch_.job_count(s);
   p.max_jobs = s.jobs;
-  p.pool = reinterpret_cast<uint8_t*>(cache_.pool_base());
-  p.block_bytes = cache_.block_bytes();
+  p.pool = reinterpret_cast<uint8_t*>(cache_.pool_base(0));
+  p.block_bytes = cache_.block_bytes(0);
   p.window_tiles = cache_.window_tiles();
   p.keys = keys;
   p.first_row = first_row;
@@ -194,10 +197,10 @@ LatentParams LatentAttentionOp::Params(const AttentionCall& call, const Segment&
   p.coded_end = batch_.coded_end() + s.first_row;
   p.length = batch_.length() + s.first_row;
   p.sinks = cache_.options().sinks;
-  p.block_table = batch_.block_table(s.table_row);
+  p.block_table = batch_.block_table(0, s.table_row);
   p.table_stride = batch_.table_stride();
-  p.pool = reinterpret_cast<const uint8_t*>(cache_.pool_base()) + cache_.layer_offset(call.layer);
-  p.block_bytes = cache_.block_bytes();
+  p.pool = reinterpret_cast<const uint8_t*>(cache_.pool_base(0)) + cache_.layer_offset(call.layer);
+  p.block_bytes = cache_.block_bytes(0);
   p.exact = batch_.exact() + s.first_row;
   p.steps = rope_steps_.As<uint64_t>();
   p.rotary_dims = rope_.rotary_dims;

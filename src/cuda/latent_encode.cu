@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       atomicMin(p.error, static_cast<int32_t>(job.position + slot));
     }
   }
-  uint8_t* record = p.pool + job.block * p.block_bytes + layer.record_offset;
+  uint8_t* record = p.pool + job.block[0] * p.block_bytes + layer.record_offset;
   for (int u = warp; u < group.units; u += kWarps) {
     uint32_t* unit = reinterpret_cast<uint32_t*>(record + group.codes + 128 * group.width * u);
     WriteCodes(group.width, quads + 4 * 32 * u, tokens, unit, lane);

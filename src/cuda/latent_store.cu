@@ -86,7 +86,7 @@ __device__ __forceinline__ void StoreKey(const LatentStoreCall& p, const Rotatio
     if (in_window)
       row_at(target.exact + p.tiles.window_offset + target.window_tile * tile_bytes, slot)[j] = pair;
     if (in_sinks) row_at(target.exact + p.tiles.sink_offset, target.sink_slot)[j] = pair;
-    if (target.page >= 0) row_at(p.tiles.pool + target.page * p.tiles.page_bytes, slot)[j] = pair;
+    if (target.page[0] >= 0) row_at(p.tiles.pool + target.page[0] * p.tiles.page_bytes, slot)[j] = pair;
   }
 }
 

@@ -17,7 +17,7 @@ inline void CompareRecord(const EncodeModel& model, size_t h, int64_t position, 
   const int dim = model.dim();
   std::vector<float> mean(dim);
   for (int slot = begin; slot < end; ++slot) {
-    if (!plan.key_mean.empty()) model.rope.Rotate(plan.key_mean.data(), position + slot, mean.data());
+    if (!plan.key_mean.empty()) model.rope(h).Rotate(plan.key_mean.data(), position + slot, mean.data());
     std::vector<double> key(dim), value(dim);
     for (int d = 0; d < dim; ++d) {
       key[d] = double{HalfToFloat(tokens.keys[(slot - begin) * dim + d])} - mean[d];

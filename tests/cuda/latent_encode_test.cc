@@ -125,7 +125,7 @@ void TestPage(const std::string& name, const LatentSpec& spec, Rounding rounding
   EncodeJob job;
   job.first_row = 103;
   job.position = position;
-  job.block = 1;
+  job.block[0] = 1;
   job.begin = begin;
   job.end = end;
   Run run(latents, before, bytes, offset);

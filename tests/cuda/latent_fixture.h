@@ -171,7 +171,7 @@ class LatentFixture {
         if (c_.exact == LatentExact::kTiles && !c_.own_codes)
           target.window_tile = static_cast<int32_t>(position / kPageTokens % window_tiles_);
         if (position < c_.sinks) target.sink_slot = target.position;
-        if (c_.exact == LatentExact::kPages) target.page = tables[s * table_stride_ + position / kPageTokens];
+        if (c_.exact == LatentExact::kPages) target.page[0] = tables[s * table_stride_ + position / kPageTokens];
         targets.push_back(target);
         bases.push_back(target.exact);
         coded.push_back(static_cast<int32_t>(Coded(c_.sequences[s], r)));
