@@ -11,6 +11,7 @@
 #include "src/backend/backend.h"
 #include "src/cuda/decode_attention.h"
 #include "src/cuda/device.h"
+#include "src/cuda/error_words.h"
 #include "src/cuda/flash_attention.h"
 #include "src/cuda/layer_attention.h"
 #include "src/cuda/layer_constants.h"
@@ -30,7 +31,7 @@ class AttentionOp : public LayerAttention {
   StepShape shape() const override;
   Status Run(const AttentionCall& call, const AttentionRows& rows) override;
   Status EndStep() override;
-  Status TakeErrors() override;
+  Status TakeErrors() override { return errors_.Take(); }
 
  private:
   AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,
@@ -77,8 +78,7 @@ class AttentionOp : public LayerAttention {
   DeviceBuffer prefix_keys_, prefix_values_;
   DeviceBuffer window_lengths_;
   DeviceBuffer part_out_, log_sum_, part_log_sum_;  // of a prefix in several pieces
-  DeviceBuffer errors_;                             // [layers] words
-  PinnedBuffer host_errors_;
+  ErrorWords errors_;
 };
 
 }  // namespace blockgtq::cuda
