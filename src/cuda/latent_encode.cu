@@ -80,7 +80,7 @@ template <int kRows, int kCount>
 __device__ __forceinline__ void Coordinates(const float* transform, int stride, int dims, const float* keys,
                                             int row, int rows, float* out) {
   float sums[kRows][kCount] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (int d = 0; d < dims; ++d) {
     float t[kRows];
 #pragma unroll
