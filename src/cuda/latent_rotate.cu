@@ -173,6 +173,8 @@ __global__ void __launch_bounds__(kMergeThreads) MergeKernel(const __grid_consta
   const int column = static_cast<int>(blockIdx.x) % blocks * kMergeThreads + threadIdx.x;
   WaitForPreviousKernel();
   LetNextKernelStart();
+  const int rope_dims = p.head_dim - p.latent_dims;
+  for (int d = column; d < rope_dims; d += kMergeThreads * blocks) p.out[vector * p.head_dim + d] = 0;
   const float codes = FindShares(p, vector, lane, shares[warp]);
   __syncwarp();
   if (column >= columns) return;
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(kMergeThreads) MergeKernel(const __grid_consta
     reinterpret_cast<__half*>(p.merged_codes)[vector * values + column] = __float2half(x);
     return;
   }
-  const int d = column - values, rope_dims = p.head_dim - p.latent_dims;
+  const int d = column - values;
   float x = MergeColumn(p.exact_parts + vector * p.latent_dims + d, all * p.latent_dims, p.code_splits,
                         p.code_splits + p.exact_splits, shares[warp]);
   if (p.code_splits == 0) {
