@@ -159,6 +159,8 @@ void TimeEncoder(const DeviceLatents& latents, int pages) {
   p.layer_count = 1;
   p.most_groups = static_cast<int32_t>(latents.table.groups.size());
   p.most_group_units = latents.group_units;
+  p.most_units = static_cast<int32_t>(latents.table.units.size());
+  p.has_mean = latents.table.has_mean;
   p.head_dim = kDim;
   p.rotary_dims = kRope;
   p.steps = latents.steps.data();
@@ -169,6 +171,8 @@ void TimeEncoder(const DeviceLatents& latents, int pages) {
   p.block_bytes = latents.table.record_bytes;
   p.keys = reinterpret_cast<const uint16_t*>(keys.data());
   p.error = error.data();
+  const DeviceArray<uint8_t> scratch(static_cast<size_t>(LatentCoordinateBytes(p)));
+  p.coordinates = reinterpret_cast<float*>(scratch.data());
   const double us = MedianMicroseconds(
       1, [&](int, cudaStream_t stream) { Require(LaunchLatentEncode(p, stream), "launch"); });
   std::printf("encoder, %3d pages: %9.1f us\n", pages, us);

@@ -19,6 +19,9 @@ namespace {
 /// Vectors (rows times heads) that attend at a time: bounds the memory of partial outputs.
 constexpr int64_t kVectorsAtOnce = 8192;
 
+/// Of the encoder's coordinates, where more than one layer is encoded.
+constexpr int64_t kCoordinateBytes = int64_t{32} << 20;
+
 int64_t TilesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
 int64_t PowerOfTwo(int64_t at_least) {
@@ -77,6 +80,8 @@ Status LatentAttentionOp::UploadConstants() {
     most_groups_ = std::max(most_groups_, static_cast<int>(table.groups.size()));
     for (const LatentGroup& group : table.groups)
       most_group_units_ = std::max(most_group_units_, group.units);
+    most_units_ = std::max(most_units_, static_cast<int>(table.units.size()));
+    has_mean_ = has_mean_ || table.has_mean;
     BGTQ_ASSIGN_OR_RETURN(LatentConstants constants, LatentConstants::Upload(std::move(table)));
     LatentCodec codec = constants.Codec();
     codec.record_offset = cache_.layer_offset(layer);
@@ -164,10 +169,10 @@ Status LatentAttentionOp::Store(const AttentionCall& call, const AttentionRows& 
 Status LatentAttentionOp::Encode(const Segment& s, int first_layer, int layers, const uint16_t* keys,
                                  int64_t first_row) {
   LatentEncodeParams p;
-  p.layers = codecs_.As<LatentCodec>() + first_layer;
-  p.layer_count = layers;
   p.most_groups = most_groups_;
   p.most_group_units = most_group_units_;
+  p.most_units = most_units_;
+  p.has_mean = has_mean_;
   p.head_dim = cache_.geometry().head_dim;
   p.rotary_dims = rope_.rotary_dims;
   p.attention_factor = rope_.attention_factor;
@@ -180,8 +185,21 @@ Status LatentAttentionOp::Encode(const Segment& s, int first_layer, int layers, 
   p.window_tiles = cache_.window_tiles();
   p.keys = keys;
   p.first_row = first_row;
-  p.error = errors_.of_layer(first_layer);
-  return LaunchLatentEncode(p, device_.stream());
+  // So many layers at a time that their coordinates stay within bounds.
+  p.layer_count = 1;
+  const int at_once =
+      static_cast<int>(std::clamp<int64_t>(kCoordinateBytes / LatentCoordinateBytes(p), 1, layers));
+  for (int layer = first_layer; layer < first_layer + layers; layer += at_once) {
+    p.layers = codecs_.As<LatentCodec>() + layer;
+    p.layer_count = std::min(at_once, first_layer + layers - layer);
+    p.error = errors_.of_layer(layer);
+    // All of it at once: memory that grows later would make captured graphs stale.
+    BGTQ_RETURN_IF_ERROR(device_.Reserve(coordinates_, std::max(kCoordinateBytes, LatentCoordinateBytes(p)),
+                                         "coordinates of pages"));
+    p.coordinates = coordinates_.As<float>();
+    BGTQ_RETURN_IF_ERROR(LaunchLatentEncode(p, device_.stream()));
+  }
+  return Status::Ok();
 }
 
 LatentParams LatentAttentionOp::Params(const AttentionCall& call, const Segment& s) const {

@@ -53,13 +53,15 @@ class LatentAttentionOp : public LayerAttention {
 
   std::vector<LatentConstants> layers_;
   DeviceBuffer codecs_;  // [layers]
-  int most_groups_ = 0, most_group_units_ = 0;
+  int most_groups_ = 0, most_group_units_ = 0, most_units_ = 0;
+  bool has_mean_ = false;
   DeviceBuffer rope_steps_;
   ErrorWords errors_;
 
   DeviceBuffer queries_, query_scales_, query_offsets_, keys_;  // rows of a batch
-  DeviceBuffer exact_rows_;  // a chunk's, and those before it in its window
-  DeviceBuffer scratch_;     // of the attention kernels
+  DeviceBuffer exact_rows_;   // a chunk's, and those before it in its window
+  DeviceBuffer scratch_;      // of the attention kernels
+  DeviceBuffer coordinates_;  // of the encoder
 };
 
 }  // namespace blockgtq::cuda

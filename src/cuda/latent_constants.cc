@@ -12,7 +12,8 @@ Result<LatentConstants> LatentConstants::Upload(LatentTable table) {
   LatentConstants c;
   BGTQ_ASSIGN_OR_RETURN(c.units_, ToDevice(table.units, what));
   BGTQ_ASSIGN_OR_RETURN(c.groups_, ToDevice(table.groups, what));
-  BGTQ_ASSIGN_OR_RETURN(c.transform_, ToDevice(table.key_columns_of_transform, what));
+  BGTQ_ASSIGN_OR_RETURN(c.key_fragments_, ToDevice(table.key_fragments, what));
+  BGTQ_ASSIGN_OR_RETURN(c.key_low_fragments_, ToDevice(table.key_low_fragments, what));
   BGTQ_ASSIGN_OR_RETURN(c.mean_, ToDevice(table.key_mean, what));
   BGTQ_ASSIGN_OR_RETURN(c.mean_units_, ToDevice(table.mean_units, what));
   BGTQ_ASSIGN_OR_RETURN(c.query_fragments_, ToDevice(table.query_fragments, what));
@@ -20,8 +21,7 @@ Result<LatentConstants> LatentConstants::Upload(LatentTable table) {
   c.units_count_ = static_cast<int32_t>(table.units.size());
   c.groups_count_ = static_cast<int32_t>(table.groups.size());
   c.mean_units_count_ = static_cast<int32_t>(table.mean_units.size());
-  table.key_columns_of_transform = {};
-  table.query_fragments = table.unrotate_fragments = {};
+  table.key_fragments = table.key_low_fragments = table.query_fragments = table.unrotate_fragments = {};
   c.table_ = std::move(table);
   return c;
 }
@@ -49,8 +49,9 @@ void LatentConstants::Bind(LatentParams& p) const {
 LatentCodec LatentConstants::Codec() const {
   LatentCodec codec;
   codec.groups = groups_.As<LatentGroup>();
-  codec.transform = transform_.As<float>();
-  codec.mean = mean_.As<float>();
+  codec.fragments = key_fragments_.As<uint16_t>();
+  codec.low_fragments = key_low_fragments_.As<uint16_t>();
+  codec.mean = table_.has_mean ? mean_.As<float>() : nullptr;
   codec.group_count = groups_count_;
   codec.unit_count = units_count_;
   codec.searched = table_.searched ? 1 : 0;

@@ -20,7 +20,8 @@ class LatentConstants {
  private:
   LatentTable table_;  // sizes and scales; its arrays are on the device
   int32_t units_count_ = 0, groups_count_ = 0, mean_units_count_ = 0;
-  DeviceBuffer units_, groups_, transform_, mean_, mean_units_, query_fragments_, unrotate_fragments_;
+  DeviceBuffer units_, groups_, key_fragments_, key_low_fragments_, mean_, mean_units_, query_fragments_,
+      unrotate_fragments_;
 };
 
 }  // namespace blockgtq::cuda

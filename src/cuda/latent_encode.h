@@ -1,5 +1,5 @@
 // Encoding of latents on the GPU: fp16 keys of tokens of one page become their bits of the page's record, as
-// encode.h does for other heads. Coordinates are fp32.
+// encode.h does for other heads.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,17 @@ struct alignas(16) LatentCodec {
   int64_t record_offset = 0;            // of the layer's record in a block of the pool
   int64_t window_offset = 0;            // of its window from EncodeJob::exact on
   const LatentGroup* groups = nullptr;  // [group_count]
-  const float* transform = nullptr;     // LatentTable::key_columns_of_transform
-  const float* mean = nullptr;          // mu [head_dim], or null
+  const uint16_t *fragments = nullptr, *low_fragments = nullptr;  // LatentTable::key_fragments
+  const float* mean = nullptr;                                    // mu [head_dim], or null
   int32_t group_count = 0, unit_count = 0;
   int32_t searched = 0, spare = 0;
 };
 
 struct LatentEncodeParams {
-  const LatentCodec* layers = nullptr;                             // [layer_count], on the device
-  int32_t layer_count = 0, most_groups = 0, most_group_units = 0;  // the latter two: of any of these layers
+  const LatentCodec* layers = nullptr;  // [layer_count], on the device
+  // The most of any of these layers: groups, units of a group, and units.
+  int32_t layer_count = 0, most_groups = 0, most_group_units = 0, most_units = 0;
+  bool has_mean = false;  // of any of these layers
   int32_t head_dim = 0, rotary_dims = 0;
   float attention_factor = 1;
   const uint64_t* steps = nullptr;  // RopeSteps
@@ -43,8 +45,12 @@ struct LatentEncodeParams {
   const uint16_t* keys = nullptr;
   int64_t first_row = 0;
 
-  int32_t* error = nullptr;  // EncodeParams
+  float* coordinates = nullptr;  // scratch: LatentCoordinateBytes
+  int32_t* error = nullptr;      // EncodeParams
 };
+
+/// Bytes that encoding works in: 64 tokens of every job and layer.
+int64_t LatentCoordinateBytes(const LatentEncodeParams& params);
 
 /// The codes are those of reference::EncodeKeys up to fp32 rounding near ties. Errors: kInvalidArgument for
 /// rows of several layers, or no jobs at all; kUnsupported when a group does not fit in shared memory.

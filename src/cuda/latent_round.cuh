@@ -92,14 +92,18 @@ __device__ __forceinline__ uint8_t LogNormByte(float norm, float reference) {
   return static_cast<uint8_t>(fminf(fmaxf(roundf(log2f(norm / reference) * 32.0f) + 128.0f, 0.0f), 255.0f));
 }
 
-/// y [padded]: coordinates, of which `dims` are true ones. codes [padded]. Returns the norm's byte.
+/// y [padded]: coordinates, of which `dims` are true ones. codes [padded]. Returns the norm's byte; `finite`
+/// becomes false, and codes and byte mean nothing, where the norm is not finite.
 template <int kWidth>
 __device__ __forceinline__ uint8_t RoundToken(const float* y, int dims, int padded, float reference,
-                                              bool searched, int lane, uint8_t* codes) {
+                                              bool searched, int lane, uint8_t* codes, bool& finite) {
   constexpr float kScale = Magnitudes<kWidth>().scale;
   float square = 0;
   for (int i = lane; i < dims; i += 32) square = fmaf(y[i], y[i], square);
-  const float norm = sqrtf(LaneSum(square)), root = sqrtf(static_cast<float>(dims));
+  square = LaneSum(square);
+  finite = square <= 3.4028235e38f;
+  if (!finite) return 0;
+  const float norm = sqrtf(square), root = sqrtf(static_cast<float>(dims));
   const float unit = norm > 0 ? root / norm * kScale : 0.0f;
   float best = 0, scale = 1;
   if (searched && kWidth > 1) {
@@ -136,20 +140,21 @@ __device__ __forceinline__ uint8_t RoundToken(const float* y, int dims, int padd
 }
 
 __device__ __forceinline__ uint8_t RoundToken(int width, const float* y, int dims, int padded,
-                                              float reference, bool searched, int lane, uint8_t* codes) {
+                                              float reference, bool searched, int lane, uint8_t* codes,
+                                              bool& finite) {
   switch (width) {
     case 1:
-      return RoundToken<1>(y, dims, padded, reference, searched, lane, codes);
+      return RoundToken<1>(y, dims, padded, reference, searched, lane, codes, finite);
     case 2:
-      return RoundToken<2>(y, dims, padded, reference, searched, lane, codes);
+      return RoundToken<2>(y, dims, padded, reference, searched, lane, codes, finite);
     case 3:
-      return RoundToken<3>(y, dims, padded, reference, searched, lane, codes);
+      return RoundToken<3>(y, dims, padded, reference, searched, lane, codes, finite);
     case 4:
-      return RoundToken<4>(y, dims, padded, reference, searched, lane, codes);
+      return RoundToken<4>(y, dims, padded, reference, searched, lane, codes, finite);
     case 5:
-      return RoundToken<5>(y, dims, padded, reference, searched, lane, codes);
+      return RoundToken<5>(y, dims, padded, reference, searched, lane, codes, finite);
     default:
-      return RoundToken<8>(y, dims, padded, reference, searched, lane, codes);
+      return RoundToken<8>(y, dims, padded, reference, searched, lane, codes, finite);
   }
 }
 

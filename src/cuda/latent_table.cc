@@ -9,6 +9,7 @@
 #include "src/codec/record.h"
 #include "src/core/half.h"
 #include "src/cuda/encode_table.h"
+#include "src/cuda/matmul_item.h"
 
 namespace blockgtq::cuda {
 namespace {
@@ -54,7 +55,7 @@ class Builder {
     t.latent_dims = plan_.latent_dims;
     t.searched = plan_.rounding == Rounding::kSearched;
     PlaceUnits(t);
-    TransposeTransform(t);
+    BuildKeys(t);
     BGTQ_RETURN_IF_ERROR(PlaceMean(where, t));
     BuildQueries(t);
     BuildUnrotation(t);
@@ -94,7 +95,7 @@ class Builder {
       const GroupPlan& group = plan_.groups[g];
       t.groups.push_back({group.width, group.first_unit, group.units, group.dims,
                           layout.key_unit[static_cast<size_t>(group.first_unit)], layout.key_norm[g],
-                          group.norm_reference, 0});
+                          group.norm_reference, 1});
       for (int u = group.first_unit; u < group.first_unit + group.units; ++u) {
         int& column = IsValue(u) ? value_column : key_column;
         t.units.push_back({layout.key_unit[static_cast<size_t>(u)], layout.key_norm[g] - t.norm_begin,
@@ -106,13 +107,26 @@ class Builder {
     t.columns = value_column;
   }
 
-  void TransposeTransform(LatentTable& t) const {
-    const size_t rows = kUnitDims * t.units.size(), dims = static_cast<size_t>(plan_.head_dim);
-    t.key_columns_of_transform.resize(rows * dims);
-    for (size_t r = 0; r < rows; ++r) {
-      for (size_t d = 0; d < dims; ++d)
-        t.key_columns_of_transform[d * rows + r] = plan_.key_transform[r * dims + d];
+  void BuildKeys(LatentTable& t) const {
+    const size_t row = static_cast<size_t>(plan_.head_dim);
+    std::vector<float> scale;  // of each unit's rows
+    for (LatentGroup& group : t.groups) {
+      const size_t first = kUnitDims * row * static_cast<size_t>(group.first_unit);
+      const size_t count = kUnitDims * row * static_cast<size_t>(group.units);
+      const float group_scale = HalfScale(std::span<const float>(plan_.key_transform).subspan(first, count));
+      group.factor = 1 / group_scale;
+      scale.insert(scale.end(), static_cast<size_t>(group.units), group_scale);
     }
+    const int rows = kUnitDims * static_cast<int>(t.units.size());
+    const auto at = [&](int r, int d) {
+      return plan_.key_transform[static_cast<size_t>(r) * row + static_cast<size_t>(d)] *
+             scale[static_cast<size_t>(r / kUnitDims)];
+    };
+    AppendFragments(rows, plan_.head_dim, at, t.key_fragments);
+    AppendFragments(
+        rows, plan_.head_dim,
+        [&](int r, int d) { return (at(r, d) - HalfToFloat(FloatToHalf(at(r, d)))) * kLowHalfScale; },
+        t.key_low_fragments);
   }
 
   // The scale of a query's coordinates is such that none exceeds the query's length.
@@ -131,6 +145,7 @@ class Builder {
     t.code_scale = CodeScale();
     t.key_mean = plan_.key_mean;
     t.key_mean.resize(static_cast<size_t>(plan_.head_dim), 0.0f);
+    t.has_mean = !plan_.key_mean.empty();
     t.has_latent_mean =
         std::any_of(t.key_mean.begin() + rope_dims_, t.key_mean.end(), [](float x) { return x != 0; });
     float largest = 0;

@@ -30,7 +30,7 @@ struct alignas(16) LatentGroup {
   int32_t width, first_unit, units, dims;  // dims: true ones, <= 16 * units
   int32_t codes, norms;                    // byte offsets in the record
   float reference;                         // of norms
-  int32_t spare;
+  float factor;                            // of products with key_fragments
 };
 
 struct LatentTable {
@@ -38,10 +38,10 @@ struct LatentTable {
   int key_columns = 0, columns = 0;      // values are columns [key_columns, columns)
   int record_bytes = 0, norm_begin = 0;  // norms of group g: 64 bytes at norm_begin + 64 g
   bool searched = false;
-  std::vector<LatentUnit> units;                // in the record's order
-  std::vector<LatentGroup> groups;              // the same
-  std::vector<float> key_columns_of_transform;  // T by columns: [head_dim][16 * units]
-  std::vector<float> key_mean;                  // mu [head_dim]; zero where none is removed
+  std::vector<LatentUnit> units;    // in the record's order
+  std::vector<LatentGroup> groups;  // the same
+  std::vector<float> key_mean;      // mu [head_dim]; zero where none is removed
+  bool has_mean = false;
 
   // Mean units of the rope key: logits get q . R_t mu as further coordinates, (mean_query q) . (mean_key R_t
   // mu) in units of code_scale. Those of the latent, which does not turn, are a constant of each query.
@@ -51,11 +51,12 @@ struct LatentTable {
 
   /// Logits are code_scale times the products of coordinates.
   float code_scale = 1;
-  /// B fragments of m16n8k16 of T^-T and of T^-1's latent part, [16 columns of output][16 of input][32
-  /// lanes][8]: a lane's four of 8 columns, then of the next 8.
-  std::vector<uint16_t> query_fragments;     // dims to units
-  std::vector<uint16_t> unrotate_fragments;  // values to latent dims
-  float unrotate_scale = 1;                  // of products with them
+  /// B fragments of m16n8k16 of T, T^-T and T^-1's latent part, [16 columns of output][16 of input][32
+  /// lanes][8]: a lane's four of 8 columns, then of the next 8. T in two halves (matmul_item.h).
+  std::vector<uint16_t> key_fragments, key_low_fragments;  // dims to units
+  std::vector<uint16_t> query_fragments;                   // dims to units
+  std::vector<uint16_t> unrotate_fragments;                // values to latent dims
+  float unrotate_scale = 1;                                // of products with them
 };
 
 /// Errors: kUnsupported naming what has no kernel (fp16 norms, codes of 6 or 7 bits, a mean that is too large

@@ -107,7 +107,8 @@ struct DeviceLatents {
       : rope(config), table(Require(BuildLatentTable(plan, "a test's plan"), "latent table")) {
     units = DeviceArray<LatentUnit>(table.units);
     groups = DeviceArray<LatentGroup>(table.groups);
-    transform = DeviceArray<float>(table.key_columns_of_transform);
+    key_fragments = DeviceArray<uint16_t>(table.key_fragments);
+    key_low_fragments = DeviceArray<uint16_t>(table.key_low_fragments);
     mean = DeviceArray<float>(table.key_mean);
     mean_units = DeviceArray<int32_t>(table.mean_units);
     query_fragments = DeviceArray<uint16_t>(table.query_fragments);
@@ -144,8 +145,9 @@ struct DeviceLatents {
     codec.record_offset = record_offset;
     codec.window_offset = window_offset;
     codec.groups = groups.data();
-    codec.transform = transform.data();
-    codec.mean = mean.data();
+    codec.fragments = key_fragments.data();
+    codec.low_fragments = key_low_fragments.data();
+    codec.mean = table.has_mean ? mean.data() : nullptr;
     codec.group_count = static_cast<int32_t>(table.groups.size());
     codec.unit_count = static_cast<int32_t>(table.units.size());
     codec.searched = table.searched ? 1 : 0;
@@ -157,9 +159,9 @@ struct DeviceLatents {
   int group_units = 0;
   DeviceArray<LatentUnit> units;
   DeviceArray<LatentGroup> groups;
-  DeviceArray<float> transform, mean;
+  DeviceArray<float> mean;
   DeviceArray<int32_t> mean_units;
-  DeviceArray<uint16_t> query_fragments, unrotate_fragments;
+  DeviceArray<uint16_t> key_fragments, key_low_fragments, query_fragments, unrotate_fragments;
   DeviceArray<uint64_t> steps;
 };
 

@@ -34,6 +34,8 @@ struct Run {
     p.layer_count = static_cast<int32_t>(codec.size());
     p.most_groups = static_cast<int32_t>(latents.table.groups.size()) + 1;
     p.most_group_units = latents.group_units;
+    p.most_units = static_cast<int32_t>(latents.table.units.size()) + 1;
+    p.has_mean = latents.table.has_mean;
     p.head_dim = latents.table.head_dim;
     p.rotary_dims = latents.rope.rotary_dims;
     p.attention_factor = latents.rope.attention_factor;
@@ -55,6 +57,8 @@ struct Run {
     p.max_jobs = static_cast<int32_t>(jobs.size()) + 1;
     p.keys = keys.data();
     p.first_row = first_row;
+    const DeviceArray<uint8_t> scratch(static_cast<size_t>(LatentCoordinateBytes(p)));
+    p.coordinates = reinterpret_cast<float*>(scratch.data());
     Require(LaunchLatentEncode(p, nullptr), "launch");
     Require(cudaDeviceSynchronize(), "encode");
     return pool.Download();
@@ -185,6 +189,8 @@ void TestPage(const std::string& name, const LatentSpec& spec, Rounding rounding
   p.job_count = count.data();
   p.max_jobs = 1;
   p.window_tiles = 3;
+  const DeviceArray<uint8_t> scratch(static_cast<size_t>(LatentCoordinateBytes(p)));
+  p.coordinates = reinterpret_cast<float*>(scratch.data());
   Require(LaunchLatentEncode(p, nullptr), "launch");
   Require(cudaDeviceSynchronize(), "encode");
   Check(windows.pool.Download() == before, name + ": a count of 0 does nothing");
@@ -258,6 +264,9 @@ void RunAll(const DeviceLimits&, bool quick) {
     TestPage(name + " whole page", spec, Rounding::kSearched, 0, 64);
   }
   TestPage("64 + 512 nearest", LatentSpecs(64, 512)[0], Rounding::kNearest, 47, 64);
+  // Keys of a page that do not fit in shared memory.
+  TestPage("64 + 960 slots 3..30", {64, 960, {{4, 64}}, {{3, 480}, {2, 480}}, {0}, {}}, Rounding::kSearched,
+           3, 30);
   TestPage("64 + 448 slots 16..17", LatentSpecs(64, 448)[1], Rounding::kSearched, 16, 17);
 }
 
