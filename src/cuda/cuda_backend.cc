@@ -97,6 +97,7 @@ class CudaBackend : public Backend {
   CacheMemory& cache_memory() override { return memory_; }
   CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
   int64_t prompt_batch() const override { return kPromptBatch; }
+  bool loads_late() const override { return true; }
 
   bool has_attention_probes() const override { return true; }
   bool Has(Operation operation) const override { return operation != Operation::kLatentAttention; }
