@@ -67,6 +67,8 @@ if(BGTQ_BUILD_TESTS)
     add_dependencies(cuda_tests cuda_${name})
   endforeach()
   target_link_libraries(cuda_windowed_attention_test PRIVATE bgtq_cpu)  # which it compares with
+  target_link_libraries(cuda_latent_model_test PRIVATE bgtq_engine)  # a model, on both backends
+  target_compile_definitions(cuda_latent_model_test PRIVATE BGTQ_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
 endif()
 if(BGTQ_BUILD_BENCH)
   add_executable(blockgtq-bench-attention ${PROJECT_SOURCE_DIR}/bench/attention_gpu_bench.cu)

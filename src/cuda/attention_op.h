@@ -3,7 +3,6 @@
 // and values unpacked into a bounded scratch.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,19 +12,12 @@
 #include "src/cuda/decode_attention.h"
 #include "src/cuda/device.h"
 #include "src/cuda/flash_attention.h"
+#include "src/cuda/layer_attention.h"
 #include "src/cuda/layer_constants.h"
-#include "src/cuda/step_batch.h"
 
 namespace blockgtq::cuda {
 
-/// Device pointers of one layer's attention: fp32 as the products leave them, out in fp16.
-struct AttentionRows {
-  const float *queries = nullptr, *keys = nullptr,
-              *values = nullptr;  // [rows, heads * D], [rows, kv_heads * D]
-  uint16_t* out = nullptr;        // [rows, heads * D]
-};
-
-class AttentionOp {
+class AttentionOp : public LayerAttention {
  public:
   /// flash: gives the library kernels, loaded when first asked for. Errors: kUnsupported naming what of the
   /// cache or plan has no kernel; kOutOfMemory.
@@ -33,22 +25,12 @@ class AttentionOp {
                                                      std::function<Result<FlashAttention*>()> flash,
                                                      KvCache& cache, const LayerRopes& ropes);
 
-  /// Plans a step and uploads its numbers.
-  Status BeginStep(const StepInput& input);
-  const StepBatch& batch() const { return batch_; }
-  /// What the launches of a decode step depend on: equal shapes, equal launches.
-  using StepShape = std::array<int64_t, 3>;  // rows, block-table stride, coded tokens rounded up
-  StepShape shape() const;
-
-  /// The operation of Backend::Attention for one layer. Only launches, in a decode step.
-  Status Run(const AttentionCall& call, const AttentionRows& rows);
-
-  /// After the last layer: encodes pages that leave the window in a decode step, and sends for the error
-  /// words.
-  Status EndStep();
-  /// What the error words said at the last EndStep whose work is done (Device::Synchronize). Errors:
-  /// kNonFinite naming layer and position, once.
-  Status TakeErrors();
+  Status BeginStep(const StepInput& input) override;
+  const StepBatch& batch() const override { return batch_; }
+  StepShape shape() const override;
+  Status Run(const AttentionCall& call, const AttentionRows& rows) override;
+  Status EndStep() override;
+  Status TakeErrors() override;
 
  private:
   AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,

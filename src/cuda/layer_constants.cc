@@ -120,14 +120,16 @@ UnpackParams CodecConstants::Unpack(int layer) const {
 }
 
 int64_t WindowOffset(const KvCache& cache, int layer) {
-  return ExactTileBytes(true, cache.geometry().head_dim, kPageTokens) * cache.window_tiles() *
-         cache.geometry().kv_heads * layer;
+  const CacheGeometry& g = cache.geometry();
+  return ExactTileBytes(true, g.head_dim, kPageTokens, g.latent_dims > 0) * cache.window_tiles() *
+         g.kv_heads * layer;
 }
 
 int64_t SinkOffset(const KvCache& cache, int layer) {
-  return WindowOffset(cache, cache.geometry().layers) +
-         ExactTileBytes(true, cache.geometry().head_dim, cache.sink_tile_tokens()) *
-             cache.geometry().kv_heads * layer;
+  return WindowOffset(cache, cache.geometry().layers) + ExactTileBytes(true, cache.geometry().head_dim,
+                                                                       cache.sink_tile_tokens(),
+                                                                       cache.geometry().latent_dims > 0) *
+                                                            cache.geometry().kv_heads * layer;
 }
 
 }  // namespace blockgtq::cuda
