@@ -17,6 +17,9 @@
 
 namespace blockgtq::cuda {
 
+/// Tokens rounded up to few values, 64 times a power of two: what configurations and plans are made for.
+int64_t TokenBound(int64_t tokens);
+
 class AttentionOp : public LayerAttention {
  public:
   /// flash: gives the library kernels, loaded when first asked for. Errors: kUnsupported naming what of the
