@@ -59,6 +59,7 @@ class LatentFixture {
     Store();
     const std::vector<uint16_t> out = Attend(limits);
     double worst = 0;
+    bool zero = true;
     for (size_t s = 0; s < sequences_.size(); ++s) {
       for (int r = 0; r < c_.rows; ++r) {
         for (int h = 0; h < c_.heads; ++h) {
@@ -67,6 +68,8 @@ class LatentFixture {
           const std::vector<float> got =
               Widened(std::span(out).subspan(vector * dim_ + static_cast<size_t>(c_.spec.rope_dims),
                                              static_cast<size_t>(c_.spec.latent_dims)));
+          zero = zero && std::all_of(&out[vector * dim_], &out[vector * dim_ + c_.spec.rope_dims],
+                                     [](uint16_t h) { return h == 0; });
           worst = std::max(worst, cpu::RelativeL2(got, expected));
         }
       }
@@ -77,6 +80,7 @@ class LatentFixture {
     // Queries, keys and weights are fp16; a code's value is a product of a few such numbers.
     const double bound = c_.exact == LatentExact::kPages ? 1.5e-3 : 4.5e-3;
     Check(worst < bound * std::max(1.0f, c_.query_size / 2), c_.name + figures);
+    Check(zero, c_.name + ": zeros before the latent");
     Check(error_.Download()[0] == INT32_MAX, c_.name + ": no error");
   }
 
@@ -171,7 +175,8 @@ class LatentFixture {
         if (c_.exact == LatentExact::kTiles && !c_.own_codes)
           target.window_tile = static_cast<int32_t>(position / kPageTokens % window_tiles_);
         if (position < c_.sinks) target.sink_slot = target.position;
-        if (c_.exact == LatentExact::kPages) target.page[0] = tables[s * table_stride_ + position / kPageTokens];
+        if (c_.exact == LatentExact::kPages)
+          target.page[0] = tables[s * table_stride_ + position / kPageTokens];
         targets.push_back(target);
         bases.push_back(target.exact);
         coded.push_back(static_cast<int32_t>(Coded(c_.sequences[s], r)));
