@@ -31,7 +31,7 @@ class AttentionOp : public LayerAttention {
   StepShape shape() const override;
   Status Run(const AttentionCall& call, const AttentionRows& rows) override;
   Status EndStep() override;
-  Status TakeErrors() override { return errors_.Take(); }
+  Status TakeErrors() override;
 
  private:
   AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,

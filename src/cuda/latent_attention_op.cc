@@ -24,12 +24,6 @@ constexpr int64_t kCoordinateBytes = int64_t{32} << 20;
 
 int64_t TilesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-int64_t PowerOfTwo(int64_t at_least) {
-  int64_t size = kPageTokens;
-  while (size < at_least) size *= 2;
-  return size;
-}
-
 Status Check(const KvCache& cache) {
   const CacheGeometry& g = cache.geometry();
   if (cache.options().kind == CacheKind::kFloat) {
@@ -95,7 +89,7 @@ Status LatentAttentionOp::UploadConstants() {
 
 LatentAttentionOp::StepShape LatentAttentionOp::shape() const {
   const Segment& first = batch_.segments()[0];
-  return {batch_.rows(), batch_.table_stride(), PowerOfTwo(packed_ ? first.coded : first.longest)};
+  return {batch_.rows(), batch_.table_stride(), TokenBound(packed_ ? first.coded : first.longest)};
 }
 
 Status LatentAttentionOp::ReserveRows(const AttentionCall& call) {
@@ -272,7 +266,7 @@ Status LatentAttentionOp::AttendRows(const AttentionCall& call, const AttentionR
   if (at_once) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys_.As<uint16_t>(), 0));
   // A decode step's launches may not depend on whether there are codes yet.
   const int64_t coded = at_once ? s.longest : s.coded;
-  const int64_t code_tiles = coded > 0 || batch_.decode() ? TilesOf(PowerOfTwo(coded)) : 0;
+  const int64_t code_tiles = coded > 0 || batch_.decode() ? TilesOf(TokenBound(coded)) : 0;
   const int64_t exact_tiles = (at_once ? 0 : cache_.window_tiles()) + (options.sinks > 0 ? 1 : 0);
   BGTQ_RETURN_IF_ERROR(
       Attend(Params(call, s), s, code_tiles, exact_tiles, rows.out + s.first_row * call.heads * dim));
@@ -286,7 +280,7 @@ Status LatentAttentionOp::AttendChunk(const AttentionCall& call, const Attention
                                       const Segment& s) {
   const int64_t dim = cache_.geometry().head_dim, base = s.coded / kPageTokens * kPageTokens;
   BGTQ_RETURN_IF_ERROR(
-      device_.Reserve(exact_rows_, 2 * dim * PowerOfTwo(s.longest - base), "keys of a prompt's chunk"));
+      device_.Reserve(exact_rows_, 2 * dim * TokenBound(s.longest - base), "keys of a prompt's chunk"));
   uint16_t* exact = exact_rows_.As<uint16_t>();
   // The ring still has the tokens before the chunk: they are taken out before new ones are stored.
   if (s.position > s.coded) {
@@ -295,7 +289,7 @@ Status LatentAttentionOp::AttendChunk(const AttentionCall& call, const Attention
                                             s.position - s.coded, base, exact, device_.stream()));
   }
   BGTQ_RETURN_IF_ERROR(Store(call, rows, s, exact + (s.position - base) * dim));
-  if (s.jobs > 0) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, exact, base - s.scratch_first));
+  if (s.jobs > 0) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, exact, base - s.coded));
   LatentParams params = Params(call, s);
   params.exact_kind = LatentExact::kRows;
   params.exact_rows = exact;
@@ -310,7 +304,7 @@ Status LatentAttentionOp::AttendPages(const AttentionCall& call, const Attention
   BGTQ_RETURN_IF_ERROR(Store(call, rows, s, nullptr));
   LatentParams params = Params(call, s);
   params.exact_kind = LatentExact::kPages;
-  return Attend(params, s, 0, TilesOf(PowerOfTwo(s.longest)),
+  return Attend(params, s, 0, TilesOf(TokenBound(s.longest)),
                 rows.out + s.first_row * call.heads * cache_.geometry().head_dim);
 }
 

@@ -15,6 +15,7 @@
 #include "src/cuda/latent_round.cuh"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
+#include "src/cuda/shared_memory.cuh"
 
 namespace blockgtq::cuda {
 namespace {
@@ -25,14 +26,16 @@ constexpr int kTokens = 16;  // at a time
 
 /// Shared memory, as byte offsets: for a group of so many units.
 struct Places {
-  int coordinates, codes, quads, bytes;
+  int coordinates, codes, quads, norms, good, bytes;
 };
 __host__ __device__ inline Places PlacesOf(int units) {
   Places at;
   at.coordinates = 0;                          // float [16 tokens][16 units]
   at.codes = 4 * kTokens * 16 * units;         // uint8 [16 tokens][16 units]
   at.quads = at.codes + kTokens * 16 * units;  // uint2 [units][4][32 lanes]
-  at.bytes = at.quads + 8 * 4 * 32 * units;
+  at.norms = at.quads + 8 * 4 * 32 * units;    // uint8 [64] by NormSlot
+  at.good = at.norms + kTileTokens;            // uint8 [64]: 0 where a key is not finite
+  at.bytes = at.good + kTileTokens;
   return at;
 }
 
@@ -107,8 +110,6 @@ __device__ __forceinline__ void WriteCodes(int width, const uint2* quads, uint64
 __global__ void __launch_bounds__(kThreads, 2)
     LatentEncodeKernel(const __grid_constant__ LatentEncodeParams p) {
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
-  __shared__ uint8_t good[kTileTokens];   // 0 where a key is not finite
-  __shared__ uint8_t norms[kTileTokens];  // by NormSlot
   const int warp = WarpIndex(), lane = threadIdx.x & 31;
   WaitForPreviousKernel();
   LetNextKernelStart();
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* coordinates = reinterpret_cast<float*>(shared + at.coordinates);
   uint8_t* codes = shared + at.codes;
   uint2* quads = reinterpret_cast<uint2*>(shared + at.quads);
+  uint8_t *norms = shared + at.norms, *good = shared + at.good;
   const int padded = 16 * group.units;
 
 #pragma unroll 1
@@ -172,8 +174,8 @@ template <int kRowTiles, bool kMean>
 Status LaunchCoordinates(const LatentEncodeParams& p, CUstream_st* stream) {
   const auto kernel = LatentCoordinatesKernel<kRowTiles, kMean>;
   const int bytes = CoordinatesSharedBytes<kRowTiles, kMean>(p);
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "encoding latents"));
+  BGTQ_RETURN_IF_ERROR(
+      AllowSharedMemory(kernel, bytes, "encoding latents: keys of " + std::to_string(p.head_dim) + " dims"));
   const int64_t blocks = int64_t{p.max_jobs} * p.layer_count * (kTileTokens / (16 * kRowTiles)) *
                          ((p.most_units + kWarps - 1) / kWarps);
   return Launch("encoding latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), true, stream, p);
@@ -181,8 +183,9 @@ Status LaunchCoordinates(const LatentEncodeParams& p, CUstream_st* stream) {
 
 /// Whole pages where their keys fit in shared memory, otherwise 16 tokens a block.
 template <bool kMean>
-Status LaunchCoordinates(const LatentEncodeParams& p, int limit, CUstream_st* stream) {
-  if (CoordinatesSharedBytes<4, kMean>(p) <= limit) return LaunchCoordinates<4, kMean>(p, stream);
+Status LaunchPageCoordinates(const LatentEncodeParams& p, CUstream_st* stream) {
+  if (CoordinatesSharedBytes<4, kMean>(p) <= SharedMemoryLimit())
+    return LaunchCoordinates<4, kMean>(p, stream);
   return LaunchCoordinates<1, kMean>(p, stream);
 }
 
@@ -199,22 +202,12 @@ Status LaunchLatentEncode(const LatentEncodeParams& params, CUstream_st* stream)
     return Status(ErrorCode::kInvalidArgument, "encoding latents: rows are of one layer, not of " +
                                                    std::to_string(params.layer_count) +
                                                    "; launch each layer");
+  BGTQ_RETURN_IF_ERROR(params.has_mean ? LaunchPageCoordinates<true>(params, stream)
+                                       : LaunchPageCoordinates<false>(params, stream));
   const int bytes = PlacesOf(params.most_group_units).bytes;
-  int device = 0, limit = 0;
-  BGTQ_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "encoding latents"));
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "encoding latents"));
-  if (bytes > limit) {
-    return Status(ErrorCode::kUnsupported,
-                  "encoding latents: a group of " + std::to_string(16 * params.most_group_units) +
-                      " dims needs " + std::to_string(bytes) + " bytes of shared memory, the GPU has " +
-                      std::to_string(limit));
-  }
-  BGTQ_RETURN_IF_ERROR(params.has_mean ? LaunchCoordinates<true>(params, limit, stream)
-                                       : LaunchCoordinates<false>(params, limit, stream));
-  BGTQ_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(LatentEncodeKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                 "encoding latents"));
+  BGTQ_RETURN_IF_ERROR(AllowSharedMemory(
+      LatentEncodeKernel, bytes,
+      "encoding latents: a group of " + std::to_string(16 * params.most_group_units) + " dims"));
   const int64_t blocks = int64_t{params.max_jobs} * params.layer_count * params.most_groups;
   return Launch("encoding latents", LatentEncodeKernel, blocks, kThreads, static_cast<size_t>(bytes), true,
                 stream, params);

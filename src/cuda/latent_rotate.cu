@@ -6,6 +6,7 @@
 #include "src/cuda/latent_attention.h"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
+#include "src/cuda/shared_memory.cuh"
 
 namespace blockgtq::cuda {
 namespace {
@@ -195,24 +196,27 @@ __global__ void __launch_bounds__(kMergeThreads) MergeKernel(const __grid_consta
   p.merged[vector * p.latent_dims + d] = x;
 }
 
+int RotationBytes(int vectors, int inputs) { return 2 * vectors * RowStride(inputs); }
+
 template <Rotation kWhich, int kRowTiles>
 Status LaunchRotation(const LatentParams& p, int inputs, int units, cudaStream_t stream) {
   constexpr int kVectors = 16 * kRowTiles;
   const auto kernel = RotateKernel<kWhich, kRowTiles>;
-  const int bytes = 2 * kVectors * RowStride(inputs);
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "rotating latents"));
+  const int bytes = RotationBytes(kVectors, inputs);
+  BGTQ_RETURN_IF_ERROR(
+      AllowSharedMemory(kernel, bytes, "rotating latents: vectors of " + std::to_string(inputs) + " dims"));
   const int64_t blocks =
       (int64_t{p.rows} * p.heads + kVectors - 1) / kVectors * ((units + kWarps - 1) / kWarps);
   return Launch("rotating latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), true, stream, p,
                 inputs, units);
 }
 
-/// Rows of 64 where there are enough of them; 64 rows of the widest head fit in any GPU's shared memory.
+/// Blocks of 64 vectors where there are enough of them and they find room.
 template <Rotation kWhich>
 Status Rotate(const LatentParams& p, int inputs, int units, cudaStream_t stream) {
   constexpr int64_t kManyVectors = 1024;
-  if (int64_t{p.rows} * p.heads >= kManyVectors) return LaunchRotation<kWhich, 4>(p, inputs, units, stream);
+  if (int64_t{p.rows} * p.heads >= kManyVectors && RotationBytes(64, inputs) <= SharedMemoryLimit())
+    return LaunchRotation<kWhich, 4>(p, inputs, units, stream);
   return LaunchRotation<kWhich, 1>(p, inputs, units, stream);
 }
 
