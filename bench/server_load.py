@@ -192,8 +192,8 @@ def gap_where_texts_part(server, prompt, tokens, alone, text):
     for token, likeliest in zip(logprobs["tokens"], logprobs["top_logprobs"]):
         end += len(token)
         if end > common:
-            best, second = sorted(likeliest.values(), reverse=True)
-            return best - second
+            ordered = sorted(likeliest.values(), reverse=True)
+            return ordered[0] - ordered[-1]  # 0 where both have one text
     return 0.0  # they part behind the last token: in how the bytes of one character were cut
 
 

@@ -12,17 +12,6 @@
 #include "src/cuda/launch.cuh"
 
 namespace blockgtq::cuda {
-namespace {
-
-constexpr int32_t kNoError = std::numeric_limits<int32_t>::max();
-
-}  // namespace
-
-int64_t TokenBound(int64_t tokens) {
-  int64_t bound = kPageTokens;
-  while (bound < tokens) bound *= 2;
-  return bound;
-}
 
 AttentionOp::AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,
                          const LayerRopes& ropes)
@@ -58,11 +47,7 @@ Status AttentionOp::UploadConstants() {
     rope_steps.insert(rope_steps.end(), steps.begin(), steps.end());
   }
   BGTQ_ASSIGN_OR_RETURN(rope_steps_, ToDevice(rope_steps, "RoPE"));
-  const std::vector<int32_t> no_errors(static_cast<size_t>(g.layers), kNoError);
-  BGTQ_ASSIGN_OR_RETURN(errors_, ToDevice(no_errors, "error words"));
-  const int64_t error_bytes = static_cast<int64_t>(no_errors.size() * sizeof(int32_t));
-  BGTQ_ASSIGN_OR_RETURN(host_errors_, PinnedBuffer::Allocate(error_bytes, "error words"));
-  std::copy(no_errors.begin(), no_errors.end(), host_errors_.As<int32_t>());
+  BGTQ_ASSIGN_OR_RETURN(errors_, ErrorWords::Create(g.layers));
   if (!packed_) return Status::Ok();
 
   const size_t kv_heads = static_cast<size_t>(g.kv_heads);
@@ -87,6 +72,20 @@ Status AttentionOp::UploadConstants() {
   }
   BGTQ_ASSIGN_OR_RETURN(codec_, CodecConstants::Upload(cache_, ropes_));
   return Status::Ok();
+}
+
+Status AttentionOp::TakeErrors() {
+  Status status = errors_.Take();
+  if (status.ok()) return status;
+  // Rows of the request that failed lie where those of later ones end, and library kernels multiply them by
+  // 0.
+  for (DeviceBuffer* buffer : {&prefix_keys_, &prefix_values_}) {
+    if (buffer->bytes() == 0) continue;
+    BGTQ_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(buffer->data(), 0, static_cast<size_t>(buffer->bytes()), device_.stream()),
+                   "clearing a buffer"));
+  }
+  return status;
 }
 
 Status AttentionOp::BeginStep(const StepInput& input) {
@@ -158,7 +157,7 @@ Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, 
     store.pool = reinterpret_cast<uint8_t*>(cache_.pool_base(store.group)) + cache_.layer_offset(call.layer);
     store.page_bytes = cache_.block_bytes(store.group);
   }
-  store.error = errors_.As<int32_t>() + call.layer;
+  store.error = errors_.of_layer(call.layer);
   return LaunchRopeStore(store, true, device_.stream());
 }
 
@@ -172,7 +171,7 @@ Status AttentionOp::Encode(const Segment& s, int first_layer, int layers, const 
   params.max_jobs = s.jobs;
   params.keys = keys;
   params.values = values;
-  params.error = errors_.As<int32_t>() + first_layer;
+  params.error = errors_.of_layer(first_layer);
   return LaunchEncode(params, false, device_.stream());
 }
 
@@ -276,27 +275,7 @@ Status AttentionOp::EndStep() {
   if (packed_ && batch_.decode() && cache_.options().recent > 0 && first.jobs > 0) {
     BGTQ_RETURN_IF_ERROR(Encode(first, 0, cache_.geometry().layers, nullptr, nullptr));
   }
-  return CudaStatus(cudaMemcpyAsync(host_errors_.data(), errors_.data(), static_cast<size_t>(errors_.bytes()),
-                                    cudaMemcpyDeviceToHost, device_.stream()),
-                    "reading error words");
-}
-
-Status AttentionOp::TakeErrors() {
-  int32_t* words = host_errors_.As<int32_t>();
-  for (int layer = 0; layer < cache_.geometry().layers; ++layer) {
-    const int32_t position = words[layer];
-    if (position == kNoError) continue;
-    std::fill_n(words, cache_.geometry().layers, kNoError);
-    BGTQ_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpy(errors_.data(), words, static_cast<size_t>(errors_.bytes()), cudaMemcpyHostToDevice),
-        "clearing error words"));
-    return Status(
-        ErrorCode::kNonFinite,
-        fmt::format("layer {}: a query, key or value at position {} is NaN, infinite or beyond fp16; the "
-                    "model file or its numerics are damaged",
-                    layer, position));
-  }
-  return Status::Ok();
+  return errors_.Send(device_.stream());
 }
 
 }  // namespace blockgtq::cuda

@@ -11,14 +11,12 @@
 #include "src/backend/backend.h"
 #include "src/cuda/decode_attention.h"
 #include "src/cuda/device.h"
+#include "src/cuda/error_words.h"
 #include "src/cuda/flash_attention.h"
 #include "src/cuda/layer_attention.h"
 #include "src/cuda/layer_constants.h"
 
 namespace blockgtq::cuda {
-
-/// Tokens rounded up to few values, 64 times a power of two: what configurations and plans are made for.
-int64_t TokenBound(int64_t tokens);
 
 class AttentionOp : public LayerAttention {
  public:
@@ -80,8 +78,7 @@ class AttentionOp : public LayerAttention {
   DeviceBuffer prefix_keys_, prefix_values_;
   DeviceBuffer window_lengths_;
   DeviceBuffer part_out_, log_sum_, part_log_sum_;  // of a prefix in several pieces
-  DeviceBuffer errors_;                             // [layers] words
-  PinnedBuffer host_errors_;
+  ErrorWords errors_;
 };
 
 }  // namespace blockgtq::cuda

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -363,12 +365,13 @@ class CudaBackend : public Backend {
   void Products(const CudaActivations& x, int64_t rows) {
     Launch([&] { return matmul_.Run(items_, x.high(), Low(x), rows, x.cols(), true, device_->stream()); });
   }
-  /// `kept` grown to a batch.
-  CudaActivations& Scratch(std::unique_ptr<CudaActivations>& kept, int64_t rows, int64_t cols) {
-    if (kept == nullptr || kept->rows() < rows || kept->cols() != cols) {
-      kept = std::make_unique<CudaActivations>(*device_, rows, cols);
-    }
-    return *kept;
+  /// Activations by their width: memory that moves within a step would break the step's graph.
+  using Kept = std::map<int64_t, std::unique_ptr<CudaActivations>>;
+  /// Those of `kept` with so many columns, grown to a batch.
+  CudaActivations& Scratch(Kept& kept, int64_t rows, int64_t cols) {
+    std::unique_ptr<CudaActivations>& one = kept[cols];
+    if (one == nullptr || one->rows() < rows) one = std::make_unique<CudaActivations>(*device_, rows, cols);
+    return *one;
   }
   const CudaActivations& Normed(const Activations& x, const Norm& norm, int64_t rows) {
     CudaActivations& y = Scratch(normed_, x.rows(), x.cols());
@@ -432,7 +435,7 @@ class CudaBackend : public Backend {
   ExpertMixOp experts_;
   std::vector<const uint16_t*> gates_, ups_, downs_;  // of a mixture's experts
   std::vector<const uint16_t*> head_weights_;         // of a product of heads
-  std::unique_ptr<CudaActivations> normed_, up_, router_;
+  Kept normed_, up_, router_;
   DeviceBuffer indices_, widened_, largest_;
   std::vector<int32_t> uploaded_indices_;
 };

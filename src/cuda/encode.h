@@ -14,8 +14,10 @@ namespace blockgtq::cuda {
 
 /// Tokens [begin, end) of one page of one sequence. Two jobs of a launch must not share a page.
 struct alignas(16) EncodeJob {
-  const uint8_t* exact = nullptr;       // tiles: the sequence's exact tiles (DecodeParams::exact)
-  int64_t first_row = 0;                // rows: the row of the token at slot `begin`; the others follow
+  const uint8_t* exact = nullptr;  // tiles: the sequence's exact tiles (DecodeParams::exact)
+  // Rows: the row of the token at slot `begin`; the others follow. Of a prompt's chunk, rows count from its
+  // first token that has no codes.
+  int64_t first_row = 0;
   int64_t position = 0;                 // of slot 0, a multiple of 64
   int32_t block[kMostPageGroups] = {};  // in the pool of each group of layers (KvCache::groups)
   int32_t begin = 0, end = 0;           // slots, 0 <= begin < end <= 64

@@ -10,6 +10,7 @@ namespace blockgtq::cuda {
 
 class ErrorWords {
  public:
+  /// Errors: kOutOfMemory, a CUDA error.
   static Result<ErrorWords> Create(int layers);
   int32_t* of_layer(int layer) const { return device_words_.As<int32_t>() + layer; }
   /// Starts the copy to the host.

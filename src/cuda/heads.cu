@@ -89,6 +89,7 @@ __device__ __forceinline__ void AddProducts(const __half* rows, int stride, cons
 template <int kRowTiles, int kColumns, bool kLow>
 __global__ void __launch_bounds__(kThreads, 2) ProductHeadsKernel(const __grid_constant__ ProductCall p) {
   constexpr int kRows = 16 * kRowTiles, kOutputs = 8 * kColumns * kWarps;
+  constexpr int kAhead = kRowTiles == 1 ? 8 : 2;  // loads of weights under way
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   const int stride = RowStride(p.in);
   __half* high = reinterpret_cast<__half*>(shared);
@@ -98,26 +99,37 @@ __global__ void __launch_bounds__(kThreads, 2) ProductHeadsKernel(const __grid_c
   const int64_t first = static_cast<int64_t>(rest / p.heads) * kRows;
   const int count = static_cast<int>(p.rows - first < kRows ? p.rows - first : kRows);
   const int warp = WarpIndex(), lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int output = static_cast<int>(blockIdx.x) % output_blocks * kOutputs + warp * 8 * kColumns;
+  const uint16_t* weights = p.weights[head] + static_cast<int64_t>(output + g) * p.in + 8 * t;
+  uint4 w[kAhead][kColumns];
+  const auto load = [&](int first_input) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int k = first_input + 32 * i;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        w[i][c] = {0, 0, 0, 0};
+        if (output + 8 * c + g < p.out && k + 8 * t < p.in)
+          w[i][c] = *reinterpret_cast<const uint4*>(weights + static_cast<int64_t>(8 * c) * p.in + k);
+      }
+    }
+  };
+  load(0);  // constants: they arrive while the kernel ahead finishes
   WaitForPreviousKernel();
   LetNextKernelStart();
   LoadInputs(p, head, first, count, kRows, high, low);
   __syncthreads();
-  const int output = static_cast<int>(blockIdx.x) % output_blocks * kOutputs + warp * 8 * kColumns;
-  const uint16_t* weights = p.weights[head];
   float sums[kRowTiles][kColumns][4] = {}, low_sums[kRowTiles][kColumns][4] = {};
   const int at = g * stride + 8 * t;
-#pragma unroll 4
-  for (int k = 0; k < p.in; k += 32) {
-    uint4 w[kColumns];
+#pragma unroll 1
+  for (int k = 0; k < p.in; k += 32 * kAhead) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int row = output + 8 * c + g;
-      w[c] = {0, 0, 0, 0};
-      if (row < p.out && k + 8 * t < p.in)
-        w[c] = *reinterpret_cast<const uint4*>(weights + static_cast<int64_t>(row) * p.in + k + 8 * t);
+    for (int i = 0; i < kAhead; ++i) {
+      if (k + 32 * i >= p.in) break;
+      AddProducts(high + at + k + 32 * i, stride, w[i], sums);
+      if constexpr (kLow) AddProducts(low + at + k + 32 * i, stride, w[i], low_sums);
     }
-    AddProducts(high + at + k, stride, w, sums);
-    if constexpr (kLow) AddProducts(low + at + k, stride, w, low_sums);
+    load(k + 32 * kAhead);
   }
   const int64_t column = head * p.to_stride + p.to_first;
 #pragma unroll

@@ -10,6 +10,7 @@
 #include "src/cuda/latent_products.cuh"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
+#include "src/cuda/shared_memory.cuh"
 
 namespace blockgtq::cuda {
 namespace {
@@ -220,13 +221,6 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 && kUnits <= 4 ? 2 : 
   StorePart(p, w, v, columns - value_begin, units, warp, lane, sums);
 }
 
-int64_t DeviceValue(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return 0;
-  return value;
-}
-
 /// Units of values of the larger kind.
 int ValueUnits(const LatentParams& p) {
   const int exact = p.exact_splits > 0 ? p.latent_dims : 0,
@@ -237,7 +231,7 @@ int ValueUnits(const LatentParams& p) {
 /// Blocks of 64 vectors where a group has more than 16 and their tiles find room.
 int RowTiles(const LatentParams& p) {
   const bool wide = p.group_rows * p.heads > 16 && ValueUnits(p) <= 4 * kWarps &&
-                    PlacesOf(p, 64).bytes <= DeviceValue(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+                    PlacesOf(p, 64).bytes <= SharedMemoryLimit();
   return wide ? 4 : 1;
 }
 
@@ -249,17 +243,11 @@ int64_t GroupTiles(const LatentParams& p) {
 template <int kRowTiles, int kUnits>
 Status LaunchFor(const LatentParams& p, cudaStream_t stream) {
   const int bytes = PlacesOf(p, 16 * kRowTiles).bytes;
-  const int64_t limit = DeviceValue(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  if (bytes > limit) {
-    return Status(ErrorCode::kUnsupported,
-                  "attention over latents: a tile of " + std::to_string(std::max(p.columns, p.head_dim)) +
-                      " coordinates needs " + std::to_string(bytes) +
-                      " bytes of shared memory, the GPU has " + std::to_string(limit));
-  }
   const auto kernel = LatentKernel<kRowTiles, kUnits>;
-  BGTQ_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                 "attention over latents"));
+  BGTQ_RETURN_IF_ERROR(AllowSharedMemory(kernel, bytes,
+                                         "attention over latents: a tile of " +
+                                             std::to_string(std::max(p.columns, p.head_dim)) +
+                                             " coordinates"));
   return Launch("attention over latents", kernel, GroupTiles(p) * (p.code_splits + p.exact_splits), kThreads,
                 static_cast<size_t>(bytes), true, stream, p);
 }

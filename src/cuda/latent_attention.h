@@ -80,7 +80,7 @@ struct LatentParams {
   uint16_t* merged_codes = nullptr;  // fp16 [V][columns - key_columns]
   float* merged = nullptr;           // [V][latent_dims]
 
-  uint16_t* out = nullptr;  // fp16 [V][head_dim]: the last latent_dims of each
+  uint16_t* out = nullptr;  // fp16 [V][head_dim]: the last latent_dims of each, zeros before them
 };
 
 /// Bytes of the memory between the kernels for V vectors, and where in it each array lies.

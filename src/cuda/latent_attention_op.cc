@@ -21,12 +21,6 @@ constexpr int64_t kVectorsAtOnce = 8192;
 
 int64_t TilesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-int64_t PowerOfTwo(int64_t at_least) {
-  int64_t size = kPageTokens;
-  while (size < at_least) size *= 2;
-  return size;
-}
-
 Status Check(const KvCache& cache) {
   const CacheGeometry& g = cache.geometry();
   if (cache.options().kind == CacheKind::kFloat) {
@@ -49,56 +43,6 @@ Status Check(const KvCache& cache) {
 }
 
 }  // namespace
-
-Result<LatentConstants> LatentConstants::Upload(LatentTable table) {
-  const char* what = "a plan's constants";
-  LatentConstants c;
-  BGTQ_ASSIGN_OR_RETURN(c.units_, ToDevice(table.units, what));
-  BGTQ_ASSIGN_OR_RETURN(c.groups_, ToDevice(table.groups, what));
-  BGTQ_ASSIGN_OR_RETURN(c.transform_, ToDevice(table.key_columns_of_transform, what));
-  BGTQ_ASSIGN_OR_RETURN(c.mean_, ToDevice(table.key_mean, what));
-  BGTQ_ASSIGN_OR_RETURN(c.mean_units_, ToDevice(table.mean_units, what));
-  BGTQ_ASSIGN_OR_RETURN(c.query_fragments_, ToDevice(table.query_fragments, what));
-  BGTQ_ASSIGN_OR_RETURN(c.unrotate_fragments_, ToDevice(table.unrotate_fragments, what));
-  c.units_count_ = static_cast<int32_t>(table.units.size());
-  c.groups_count_ = static_cast<int32_t>(table.groups.size());
-  c.mean_units_count_ = static_cast<int32_t>(table.mean_units.size());
-  table.key_columns_of_transform = {};
-  table.query_fragments = table.unrotate_fragments = {};
-  c.table_ = std::move(table);
-  return c;
-}
-
-void LatentConstants::Bind(LatentParams& p) const {
-  p.units = units_.As<LatentUnit>();
-  p.unit_count = units_count_;
-  p.record_bytes = table_.record_bytes;
-  p.norm_begin = table_.norm_begin;
-  p.norm_count = kPageTokens * groups_count_;
-  p.columns = table_.columns;
-  p.key_columns = table_.key_columns;
-  p.code_scale = table_.code_scale;
-  p.query_fragments = query_fragments_.As<uint16_t>();
-  p.unrotate_fragments = unrotate_fragments_.As<uint16_t>();
-  p.unrotate_scale = table_.unrotate_scale;
-  p.key_mean = mean_.As<float>();
-  p.has_latent_mean = table_.has_latent_mean;
-  p.mean_units = mean_units_.As<int32_t>();
-  p.mean_unit_count = mean_units_count_;
-  p.mean_query = table_.mean_query;
-  p.mean_key = table_.mean_key;
-}
-
-LatentCodec LatentConstants::Codec() const {
-  LatentCodec codec;
-  codec.groups = groups_.As<LatentGroup>();
-  codec.transform = transform_.As<float>();
-  codec.mean = mean_.As<float>();
-  codec.group_count = groups_count_;
-  codec.unit_count = units_count_;
-  codec.searched = table_.searched ? 1 : 0;
-  return codec;
-}
 
 LatentAttentionOp::LatentAttentionOp(Device& device, KvCache& cache, const RopeConfig& rope)
     : device_(device),
@@ -140,7 +84,7 @@ Status LatentAttentionOp::UploadConstants() {
 
 LatentAttentionOp::StepShape LatentAttentionOp::shape() const {
   const Segment& first = batch_.segments()[0];
-  return {batch_.rows(), batch_.table_stride(), PowerOfTwo(packed_ ? first.coded : first.longest)};
+  return {batch_.rows(), batch_.table_stride(), TokenBound(packed_ ? first.coded : first.longest)};
 }
 
 Status LatentAttentionOp::ReserveRows(const AttentionCall& call) {
@@ -304,7 +248,7 @@ Status LatentAttentionOp::AttendRows(const AttentionCall& call, const AttentionR
   if (at_once) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys_.As<uint16_t>(), 0));
   // A decode step's launches may not depend on whether there are codes yet.
   const int64_t coded = at_once ? s.longest : s.coded;
-  const int64_t code_tiles = coded > 0 || batch_.decode() ? TilesOf(PowerOfTwo(coded)) : 0;
+  const int64_t code_tiles = coded > 0 || batch_.decode() ? TilesOf(TokenBound(coded)) : 0;
   const int64_t exact_tiles = (at_once ? 0 : cache_.window_tiles()) + (options.sinks > 0 ? 1 : 0);
   BGTQ_RETURN_IF_ERROR(
       Attend(Params(call, s), s, code_tiles, exact_tiles, rows.out + s.first_row * call.heads * dim));
@@ -318,7 +262,7 @@ Status LatentAttentionOp::AttendChunk(const AttentionCall& call, const Attention
                                       const Segment& s) {
   const int64_t dim = cache_.geometry().head_dim, base = s.coded / kPageTokens * kPageTokens;
   BGTQ_RETURN_IF_ERROR(
-      device_.Reserve(exact_rows_, 2 * dim * PowerOfTwo(s.longest - base), "keys of a prompt's chunk"));
+      device_.Reserve(exact_rows_, 2 * dim * TokenBound(s.longest - base), "keys of a prompt's chunk"));
   uint16_t* exact = exact_rows_.As<uint16_t>();
   // The ring still has the tokens before the chunk: they are taken out before new ones are stored.
   if (s.position > s.coded) {
@@ -327,7 +271,7 @@ Status LatentAttentionOp::AttendChunk(const AttentionCall& call, const Attention
                                             s.position - s.coded, base, exact, device_.stream()));
   }
   BGTQ_RETURN_IF_ERROR(Store(call, rows, s, exact + (s.position - base) * dim));
-  if (s.jobs > 0) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, exact, base - s.scratch_first));
+  if (s.jobs > 0) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, exact, base - s.coded));
   LatentParams params = Params(call, s);
   params.exact_kind = LatentExact::kRows;
   params.exact_rows = exact;
@@ -342,7 +286,7 @@ Status LatentAttentionOp::AttendPages(const AttentionCall& call, const Attention
   BGTQ_RETURN_IF_ERROR(Store(call, rows, s, nullptr));
   LatentParams params = Params(call, s);
   params.exact_kind = LatentExact::kPages;
-  return Attend(params, s, 0, TilesOf(PowerOfTwo(s.longest)),
+  return Attend(params, s, 0, TilesOf(TokenBound(s.longest)),
                 rows.out + s.first_row * call.heads * cache_.geometry().head_dim);
 }
 

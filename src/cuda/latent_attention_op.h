@@ -8,28 +8,11 @@
 
 #include "src/cuda/device.h"
 #include "src/cuda/error_words.h"
-#include "src/cuda/latent_attention.h"
-#include "src/cuda/latent_encode.h"
+#include "src/cuda/latent_constants.h"
 #include "src/cuda/latent_store.h"
 #include "src/cuda/layer_attention.h"
 
 namespace blockgtq::cuda {
-
-/// One layer's LatentTable on the device.
-class LatentConstants {
- public:
-  static Result<LatentConstants> Upload(LatentTable table);
-  const LatentTable& table() const { return table_; }
-  const float* mean() const { return mean_.As<float>(); }
-  void Bind(LatentParams& params) const;
-  /// Offsets are the caller's.
-  LatentCodec Codec() const;
-
- private:
-  LatentTable table_;  // sizes and scales; its arrays are on the device
-  int32_t units_count_ = 0, groups_count_ = 0, mean_units_count_ = 0;
-  DeviceBuffer units_, groups_, transform_, mean_, mean_units_, query_fragments_, unrotate_fragments_;
-};
 
 class LatentAttentionOp : public LayerAttention {
  public:

@@ -14,6 +14,7 @@
 #include "src/cuda/latent_round.cuh"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
+#include "src/cuda/shared_memory.cuh"
 
 namespace blockgtq::cuda {
 namespace {
@@ -80,7 +81,7 @@ template <int kRows, int kCount>
 __device__ __forceinline__ void Coordinates(const float* transform, int stride, int dims, const float* keys,
                                             int row, int rows, float* out) {
   float sums[kRows][kCount] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (int d = 0; d < dims; ++d) {
     float t[kRows];
 #pragma unroll
@@ -247,19 +248,9 @@ Status LaunchLatentEncode(const LatentEncodeParams& params, CUstream_st* stream)
                                                    std::to_string(params.layer_count) +
                                                    "; launch each layer");
   const int bytes = PlacesOf(params.head_dim, params.most_group_units).bytes;
-  int device = 0, limit = 0;
-  BGTQ_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "encoding latents"));
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "encoding latents"));
-  if (bytes > limit) {
-    return Status(ErrorCode::kUnsupported,
-                  "encoding latents: a group of " + std::to_string(16 * params.most_group_units) +
-                      " dims needs " + std::to_string(bytes) + " bytes of shared memory, the GPU has " +
-                      std::to_string(limit));
-  }
-  BGTQ_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(LatentEncodeKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                 "encoding latents"));
+  BGTQ_RETURN_IF_ERROR(AllowSharedMemory(
+      LatentEncodeKernel, bytes,
+      "encoding latents: a group of " + std::to_string(16 * params.most_group_units) + " dims"));
   const int64_t blocks = int64_t{params.max_jobs} * params.layer_count * params.most_groups;
   return Launch("encoding latents", LatentEncodeKernel, blocks, kThreads, static_cast<size_t>(bytes), true,
                 stream, params);

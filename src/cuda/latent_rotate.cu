@@ -6,6 +6,7 @@
 #include "src/cuda/latent_attention.h"
 #include "src/cuda/latent_tile.cuh"
 #include "src/cuda/launch.cuh"
+#include "src/cuda/shared_memory.cuh"
 
 namespace blockgtq::cuda {
 namespace {
@@ -16,7 +17,7 @@ using namespace latents;
 /// different banks. inputs: a multiple of 16.
 __host__ __device__ constexpr int RowStride(int inputs) { return inputs + 8; }
 
-constexpr int kMergeThreads = 128, kMostParts = 128;
+constexpr int kMergeThreads = 128, kMostParts = 128;  // parts: twice what LatentSplits gives
 enum class Rotation { kQueries, kOutput };
 
 template <Rotation kWhich>
@@ -53,6 +54,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     RotateKernel(const __grid_constant__ LatentParams p, int inputs, int units) {
   constexpr int kVectors = 16 * kRowTiles;
   constexpr bool kQueries = kWhich == Rotation::kQueries;
+  constexpr int kAhead = kRowTiles == 1 ? 12 : 4;  // fragments under way
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   __half* rows = reinterpret_cast<__half*>(shared);
   const int warp = WarpIndex(), lane = threadIdx.x & 31, stride = RowStride(inputs);
@@ -61,6 +63,19 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t first = static_cast<int64_t>(blockIdx.x) / unit_blocks * kVectors;
   const int unit = static_cast<int>(blockIdx.x) % unit_blocks * kWarps + warp;
   const int count = static_cast<int>(all - first < kVectors ? all - first : kVectors);
+  // Constants: the first of them arrive while the kernel ahead finishes.
+  const int steps = inputs / 16;
+  const uint4* b = reinterpret_cast<const uint4*>(kQueries ? p.query_fragments : p.unrotate_fragments) +
+                   static_cast<int64_t>(unit) * steps * 32 + lane;
+  uint4 columns[kAhead];
+  const auto load = [&](int first_step) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      columns[i] = {0, 0, 0, 0};
+      if (unit < units && first_step + i < steps) columns[i] = b[32 * (first_step + i)];
+    }
+  };
+  load(0);
   WaitForPreviousKernel();
   LetNextKernelStart();
   const uint4* from = reinterpret_cast<const uint4*>(kQueries ? p.queries : p.merged_codes);
@@ -75,19 +90,21 @@ __global__ void __launch_bounds__(kThreads, 2)
     StoreMeanColumns(p, first, count, stride, rows);
   if (unit >= units) return;
   float sums[kRowTiles][8] = {};
-  const uint4* b = reinterpret_cast<const uint4*>(kQueries ? p.query_fragments : p.unrotate_fragments) +
-                   static_cast<int64_t>(unit) * (inputs / 16) * 32 + lane;
   const __half* a_row = rows + (lane & 15) * stride + 8 * (lane >> 4);
-#pragma unroll 4
-  for (int k = 0; k < inputs; k += 16) {
-    const uint4 column = b[2 * k];
+#pragma unroll 1
+  for (int step = 0; step < steps; step += kAhead) {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      uint32_t a[4];
-      LoadMatrixRows<false>(a, a_row + 16 * r * stride + k);
-      MmaF16(sums[r], {a[0], a[1], a[2], a[3]}, column.x, column.y);
-      MmaF16(sums[r] + 4, {a[0], a[1], a[2], a[3]}, column.z, column.w);
+    for (int i = 0; i < kAhead; ++i) {
+      if (step + i >= steps) break;
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        uint32_t a[4];
+        LoadMatrixRows<false>(a, a_row + 16 * r * stride + 16 * (step + i));
+        MmaF16(sums[r], {a[0], a[1], a[2], a[3]}, columns[i].x, columns[i].y);
+        MmaF16(sums[r] + 4, {a[0], a[1], a[2], a[3]}, columns[i].z, columns[i].w);
+      }
     }
+    load(step + kAhead);
   }
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
@@ -99,69 +116,107 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-__global__ void __launch_bounds__(kMergeThreads) MergeKernel(const __grid_constant__ LatentParams p) {
-  __shared__ float weights[kMostParts];
-  WaitForPreviousKernel();
-  LetNextKernelStart();
-  const int64_t all = static_cast<int64_t>(p.rows) * p.heads, vector = blockIdx.x;
-  const int parts = p.code_splits + p.exact_splits, values = p.columns - p.key_columns;
+/// Shares of a vector's parts in its output, by every warp for itself. Returns that of the codes. shares
+/// [kMostParts]: zero behind the last.
+__device__ __forceinline__ float FindShares(const LatentParams& p, int64_t vector, int lane, float* shares) {
+  constexpr int kMine = kMostParts / 32;
+  const int64_t all = static_cast<int64_t>(p.rows) * p.heads;
+  const int parts = p.code_splits + p.exact_splits;
   const float offset = p.query_offset != nullptr ? p.query_offset[vector] * p.logit_scale : 0.0f;
-  if (static_cast<int>(threadIdx.x) < parts)
-    weights[threadIdx.x] = p.part_lse[threadIdx.x * all + vector] +
-                           (static_cast<int>(threadIdx.x) < p.code_splits ? offset : 0.0f);
-  __syncthreads();
-  float largest = -INFINITY, sum = 0, codes = 0;
-  for (int s = 0; s < parts; ++s) largest = fmaxf(largest, weights[s]);
+  float share[kMine], largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int s = lane + 32 * i;
+    share[i] = s < parts ? p.part_lse[s * all + vector] + (s < p.code_splits ? offset : 0.0f) : -INFINITY;
+    largest = fmaxf(largest, share[i]);
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
   if (largest == -INFINITY) largest = 0;
-  for (int s = 0; s < parts; ++s) {
-    const float weight = Exp2(weights[s] - largest);
-    sum += weight;
-    codes += s < p.code_splits ? weight : 0.0f;
+  float sum = 0, codes = 0;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    share[i] = Exp2(share[i] - largest);
+    sum += share[i];
+    codes += lane + 32 * i < p.code_splits ? share[i] : 0.0f;
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) {
+    sum += __shfl_xor_sync(~0u, sum, mask);
+    codes += __shfl_xor_sync(~0u, codes, mask);
   }
   const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
-  const auto merged = [&](const float* from, int begin, int end, int columns, int c) {
-    float x = 0;
-    for (int s = begin; s < end; ++s) {
-      const float weight = Exp2(weights[s] - largest) * inverse;
-      if (weight > 0) x = fmaf(weight, from[((s - begin) * all + vector) * columns + c], x);
-    }
-    return x;
-  };
-  if (p.code_splits > 0) {
-    for (int c = threadIdx.x; c < values; c += kMergeThreads)
-      reinterpret_cast<__half*>(p.merged_codes)[vector * values + c] =
-          __float2half(merged(p.code_parts, 0, p.code_splits, values, c));
-  }
-  const int rope_dims = p.head_dim - p.latent_dims;
-  for (int d = threadIdx.x; d < p.latent_dims; d += kMergeThreads) {
-    float x = merged(p.exact_parts, p.code_splits, parts, p.latent_dims, d);
-    if (p.code_splits == 0) {
-      reinterpret_cast<__half*>(p.out)[vector * p.head_dim + rope_dims + d] = __float2half(x);
-      continue;
-    }
-    if (p.has_latent_mean) x = fmaf(codes * inverse, p.key_mean[rope_dims + d], x);
-    p.merged[vector * p.latent_dims + d] = x;
-  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) shares[lane + 32 * i] = share[i] * inverse;
+  return codes * inverse;
 }
+
+/// A column of a vector's parts [begin, end) by their shares; what a part without a share holds does not
+/// matter.
+__device__ __forceinline__ float MergeColumn(const float* from, int64_t stride, int begin, int end,
+                                             const float* shares) {
+  float x = 0;
+#pragma unroll 8
+  for (int s = begin; s < end; ++s, from += stride) {
+    const float part = *from, share = shares[s];
+    x = share > 0 ? fmaf(share, part, x) : x;
+  }
+  return x;
+}
+
+/// A block has kMergeThreads columns of a vector: of the codes' values, then of the exact tokens'.
+__global__ void __launch_bounds__(kMergeThreads) MergeKernel(const __grid_constant__ LatentParams p) {
+  __shared__ float shares[kMergeThreads / 32][kMostParts];
+  const int warp = WarpIndex(), lane = threadIdx.x & 31;
+  const int values = p.code_splits > 0 ? p.columns - p.key_columns : 0, columns = values + p.latent_dims;
+  const int blocks = (columns + kMergeThreads - 1) / kMergeThreads;
+  const int64_t all = static_cast<int64_t>(p.rows) * p.heads, vector = blockIdx.x / blocks;
+  const int column = static_cast<int>(blockIdx.x) % blocks * kMergeThreads + threadIdx.x;
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  const int rope_dims = p.head_dim - p.latent_dims;
+  for (int d = column; d < rope_dims; d += kMergeThreads * blocks) p.out[vector * p.head_dim + d] = 0;
+  const float codes = FindShares(p, vector, lane, shares[warp]);
+  __syncwarp();
+  if (column >= columns) return;
+  if (column < values) {
+    const float x =
+        MergeColumn(p.code_parts + vector * values + column, all * values, 0, p.code_splits, shares[warp]);
+    reinterpret_cast<__half*>(p.merged_codes)[vector * values + column] = __float2half(x);
+    return;
+  }
+  const int d = column - values;
+  float x = MergeColumn(p.exact_parts + vector * p.latent_dims + d, all * p.latent_dims, p.code_splits,
+                        p.code_splits + p.exact_splits, shares[warp]);
+  if (p.code_splits == 0) {
+    reinterpret_cast<__half*>(p.out)[vector * p.head_dim + rope_dims + d] = __float2half(x);
+    return;
+  }
+  if (p.has_latent_mean) x = fmaf(codes, p.key_mean[rope_dims + d], x);
+  p.merged[vector * p.latent_dims + d] = x;
+}
+
+int RotationBytes(int vectors, int inputs) { return 2 * vectors * RowStride(inputs); }
 
 template <Rotation kWhich, int kRowTiles>
 Status LaunchRotation(const LatentParams& p, int inputs, int units, cudaStream_t stream) {
   constexpr int kVectors = 16 * kRowTiles;
   const auto kernel = RotateKernel<kWhich, kRowTiles>;
-  const int bytes = 2 * kVectors * RowStride(inputs);
-  BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "rotating latents"));
+  const int bytes = RotationBytes(kVectors, inputs);
+  BGTQ_RETURN_IF_ERROR(
+      AllowSharedMemory(kernel, bytes, "rotating latents: vectors of " + std::to_string(inputs) + " dims"));
   const int64_t blocks =
       (int64_t{p.rows} * p.heads + kVectors - 1) / kVectors * ((units + kWarps - 1) / kWarps);
   return Launch("rotating latents", kernel, blocks, kThreads, static_cast<size_t>(bytes), true, stream, p,
                 inputs, units);
 }
 
-/// Rows of 64 where there are enough of them; 64 rows of the widest head fit in any GPU's shared memory.
+/// Blocks of 64 vectors where there are enough of them and they find room.
 template <Rotation kWhich>
 Status Rotate(const LatentParams& p, int inputs, int units, cudaStream_t stream) {
   constexpr int64_t kManyVectors = 1024;
-  if (int64_t{p.rows} * p.heads >= kManyVectors) return LaunchRotation<kWhich, 4>(p, inputs, units, stream);
+  if (int64_t{p.rows} * p.heads >= kManyVectors && RotationBytes(64, inputs) <= SharedMemoryLimit())
+    return LaunchRotation<kWhich, 4>(p, inputs, units, stream);
   return LaunchRotation<kWhich, 1>(p, inputs, units, stream);
 }
 
@@ -209,8 +264,12 @@ Status LaunchLatentQueries(const LatentParams& params, CUstream_st* stream) {
 }
 
 Status LaunchLatentMerge(const LatentParams& params, CUstream_st* stream) {
-  BGTQ_RETURN_IF_ERROR(Launch("merging latents", MergeKernel, int64_t{params.rows} * params.heads,
-                              kMergeThreads, 0, true, stream, params));
+  const int64_t columns =
+      (params.code_splits > 0 ? params.columns - params.key_columns : 0) + params.latent_dims;
+  const int64_t blocks =
+      int64_t{params.rows} * params.heads * ((columns + kMergeThreads - 1) / kMergeThreads);
+  BGTQ_RETURN_IF_ERROR(
+      Launch("merging latents", MergeKernel, blocks, kMergeThreads, 0, true, stream, params));
   if (params.code_splits == 0) return Status::Ok();
   return Rotate<Rotation::kOutput>(params, params.columns - params.key_columns, params.latent_dims / 16,
                                    stream);

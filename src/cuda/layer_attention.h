@@ -17,6 +17,14 @@ struct AttentionRows {
   uint16_t* out = nullptr;        // [rows, heads * D]
 };
 
+/// Tokens rounded up to few values, 64 times a power of two: what configurations and plans are made for.
+constexpr int64_t TokenBound(int64_t tokens) {
+  int64_t bound = kPageTokens;
+  while (bound < tokens) bound *= 2;
+  return bound;
+}
+
+/// Attention over one cache, a layer at a time: BeginStep, Run for every layer, EndStep, TakeErrors.
 class LayerAttention {
  public:
   virtual ~LayerAttention() = default;

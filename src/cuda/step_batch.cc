@@ -87,6 +87,7 @@ Status StepBatch::UploadTables(std::span<const BatchSlice> slices) {
     }
   }
   if (tables == uploaded_tables_) return Status::Ok();
+  uploaded_tables_.clear();  // where what follows fails, the device has none
   const int64_t bytes = static_cast<int64_t>(tables.size() * sizeof(int32_t));
   BGTQ_RETURN_IF_ERROR(device_.Reserve(tables_, bytes, "block tables"));
   if (host_tables_.bytes() < bytes) {

@@ -38,7 +38,7 @@ void Planner::PlanDecode(std::span<const BatchSlice> slices) {
   plan.segments.push_back(s);
 }
 
-// The same segments as cpu/attention_op.cc makes: rows that attend to the same codes.
+// The same segments as cpu/attention_segments.cc makes: rows that attend to the same codes.
 void Planner::PlanSlice(const BatchSlice& slice, int64_t table_row) {
   const bool packed = cache_.options().kind == CacheKind::kPacked;
   const bool at_once = packed && cache_.options().recent == 0;

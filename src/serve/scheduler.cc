@@ -51,6 +51,7 @@ Status Scheduler::WarmUp() {
   if (!context_.model().backend().loads_late()) return Status::Ok();
   constexpr int64_t kWarmUpTokens = 4096;
   const int64_t prompt = std::min(kWarmUpTokens, sequence_limit_ - 1);
+  if (prompt < 1) return Status::Ok();
   const std::vector<Token> tokens(static_cast<size_t>(prompt), 0);
   BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, cache_.AddSequence());
   const auto run = [&]() -> Status {
