@@ -28,7 +28,7 @@ SHAPES = {
     "small-glm4": ("glm4", 4, 1024, 2816, 8, 2, 128, 1024, 32768, 1e4, False),
     "small-olmo2": ("olmo2", 4, 1024, 2816, 8, 8, 64, 1024, 4096, 5e5, False),
     "small-swa": ("llama", 4, 576, 1536, 9, 3, 64, 1024, 8192, 1e4, True),
-    "small-gemma3": ("gemma3", 6, 1024, 2816, 4, 1, 256, 1024, 32768, 1e6, True),
+    "small-gemma3": ("gemma3", 6, 1024, 2816, 4, 1, 256, 1024, 32768, 1e6, False),
 }
 WINDOWS = {"small-swa": 96, "small-gemma3": 100}
 EXPERTS, EXPERTS_USED, EXPERT_INNER = 16, 4, 704

@@ -155,7 +155,6 @@ std::vector<Case> WindowCases(bool quick) {
   if (quick) {
     add("mean", 90,
         {"", 128, 4, {Head(128, k8432, 3, {0, 7}), Head(128, k432)}, {300, 65, 0}, 4, {30, 70, 5}});
-    add("own codes", 70, {"", 128, 8, {Head(128, k432)}, {200, 64}, 0, {}});
     Case own{"", 128, 4, {Head(128, k432), Head(128, k8432)}, {200, 65, 0}, 4, {30, 70, 9}, 2.0f, 3};
     add("warp workers", 100, own);
     return cases;

@@ -1,16 +1,18 @@
 // Layers with a sliding window beside layers that see everything, each kind with its own RoPE: what attention
-// gives on the GPU against the CPU backend, over prompts, decoding, batches, forks and cuts.
+// gives on the GPU against the CPU backend, over prompts, decoding, batches, forks, cuts and sessions.
 //
 //   windowed_attention_test [quick]     quick: fewer caches, for compute-sanitizer
 //
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "src/cache/session.h"
 #include "src/core/half.h"
 #include "src/cpu/cpu_backend.h"
 #include "src/cuda/cuda_backend.h"
@@ -82,7 +84,7 @@ class Runner {
     options.kind = c.kind;
     options.sinks = c.sinks;
     options.recent = c.recent;
-    options.max_tokens = 2048;
+    options.max_tokens = 3072;
     options.memory = &backend.cache_memory();
     cache_ = Require(KvCache::Create(geometry, options, &plan_), "a cache");
     ropes_.configs.assign(2, cpu::MakeRope(kDim));
@@ -101,11 +103,18 @@ class Runner {
   }
 
   void Add() { Require(cache_->AddSequence(), "a sequence"); }
-  void Fork(int from, int64_t tokens) { Require(cache_->ForkSequence(from, tokens), "a fork"); }
+  void Fork(int from, int64_t dropped) {
+    Require(cache_->ForkSequence(from, cache_->state(from).length - dropped), "a fork");
+  }
   void Cut(int sequence, int64_t dropped) {
     Require(cache_->Truncate(sequence, cache_->state(sequence).length - dropped), "a cut");
   }
   void Remove(int sequence) { cache_->RemoveSequence(sequence); }
+  void Save(int sequence, const std::string& path) const {
+    const std::vector<int32_t> tokens(static_cast<size_t>(cache_->state(sequence).length));
+    Require(SaveSession(*cache_, sequence, tokens, path), "saving a session");
+  }
+  void Load(const std::string& path) { Require(LoadSession(*cache_, path), "loading a session"); }
 
   /// [layers] outputs of all rows.
   std::vector<std::vector<float>> Step(const std::vector<Piece>& pieces) {
@@ -132,8 +141,6 @@ class Runner {
     }
     return out;
   }
-
-  const KvCache& cache() const { return *cache_; }
 
  private:
   Status Forward(std::span<const int32_t> tokens, std::span<const BatchSlice> slices) {
@@ -203,7 +210,13 @@ class Comparison {
     change(cpu_);
     change(gpu_);
   }
-  int64_t length(int sequence) const { return gpu_.cache().state(sequence).length; }
+  /// What the GPU saves of a sequence becomes a new one on both.
+  void Reload(int sequence) {
+    const std::string path = std::filesystem::temp_directory_path() / "blockgtq_windowed_attention_test";
+    gpu_.Save(sequence, path);
+    Both([&](Runner& r) { r.Load(path); });
+    std::filesystem::remove(path);
+  }
   void Print() const { std::printf("%-66s worst row %.1e\n", case_.Name().c_str(), worst_); }
 
  private:
@@ -225,11 +238,15 @@ void TestCache(Backend& cpu, Backend& gpu, const TestCase& c) {
   both.Step("a chunk longer than most windows", {{0, kMostRows}});
   // A page leaves the window of recent tokens while a captured step runs.
   for (int i = 0; i < 70; ++i) both.Step("decoding on, step " + std::to_string(i), {{0, 1}, {1, 1}});
-  both.Both([&](Runner& r) { r.Fork(0, r.cache().state(0).length - 10); });
+  both.Both([](Runner& r) { r.Fork(0, 10); });
   for (int i = 0; i < 3; ++i) both.Step("a fork beside its source", {{0, 1}, {1, 1}, {2, 1}});
   both.Both([](Runner& r) { r.Remove(0), r.Add(); });
   both.Step("a new sequence in pages given back", {{0, 250}, {1, 1}});
   for (int i = 0; i < 3; ++i) both.Step("decoding beside the fork", {{0, 1}, {1, 1}, {2, 1}});
+  both.Both([](Runner& r) { r.Remove(0); });
+  both.Reload(2);
+  for (int i = 0; i < 3; ++i) both.Step("a session beside its sequence", {{0, 1}, {2, 1}});
+  both.Step("a prompt behind the session", {{0, 120}});
   both.Print();
 }
 
