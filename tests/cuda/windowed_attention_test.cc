@@ -195,8 +195,10 @@ class Comparison {
 
   void Step(const std::string& what, const std::vector<Piece>& pieces) {
     // Of the worst row. Inputs and sums in fp16; codes of 4 and 5 bits, some rounded the other way, and
-    // probabilities of 8 bits. One token too many or too few is 0.1 with a window of 100, 0.22 with 20.
-    const double tolerance = case_.kind == CacheKind::kHalf ? 4e-3 : 8e-2;
+    // probabilities of 8 bits, which weigh more the more tokens there are: the mean of many random values is
+    // small. One token too many or too few is 0.1 with a window of 100, 0.22 with 20; larger windows show
+    // the way of pages and codes here, and their edges in decode_attention_test.
+    const double tolerance = case_.kind == CacheKind::kHalf ? 4e-3 : case_.window <= 100 ? 8e-2 : 0.15;
     const auto expected = cpu_.Step(pieces), got = gpu_.Step(pieces);
     for (int layer = 0; layer < kLayers; ++layer) {
       const double apart = Distance(expected[static_cast<size_t>(layer)], got[static_cast<size_t>(layer)]);
