@@ -255,7 +255,7 @@ Status LaunchFor(const LatentParams& p, cudaStream_t stream) {
 }  // namespace
 
 int LatentSplits(const LatentParams& params, int processors, int64_t tiles) {
-  constexpr int64_t kMostSplits = 64, kBlocksAProcessor = 2;
+  constexpr int64_t kMostSplits = 128, kBlocksAProcessor = 2;
   const int64_t wanted = kBlocksAProcessor * processors / std::max<int64_t>(1, GroupTiles(params));
   return static_cast<int>(std::clamp<int64_t>(std::min(wanted, tiles), 1, kMostSplits));
 }

@@ -17,7 +17,7 @@ using namespace latents;
 /// different banks. inputs: a multiple of 16.
 __host__ __device__ constexpr int RowStride(int inputs) { return inputs + 8; }
 
-constexpr int kMergeThreads = 128, kMostParts = 128;  // parts: twice what LatentSplits gives
+constexpr int kMergeThreads = 128, kMostParts = 256;  // parts: twice what LatentSplits gives
 enum class Rotation { kQueries, kOutput };
 
 template <Rotation kWhich>
