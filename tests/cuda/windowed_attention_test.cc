@@ -60,7 +60,7 @@ Plan MakePlan() {
   plan.model.head_dim = kDim;
   for (int h = 0; h < kLayers * kKvHeads; ++h) {
     const std::vector<int> mean = h % kKvHeads == 0 ? std::vector<int>{0, 3} : std::vector<int>{};
-    plan.heads.push_back(cpu::MakeHeadPlan({kDim, {{5, 32}, {4, 32}}, 5, mean}, 40 + h));
+    plan.heads.push_back(cpu::MakeHeadPlan({kDim, {{8, 64}}, 8, mean}, 40 + h));
     if (h % kKvHeads == 0) plan.heads.back().key_mean = plan.heads[0].key_mean;
   }
   return plan;
@@ -194,18 +194,23 @@ class Comparison {
   Comparison(Backend& cpu, Backend& gpu, const TestCase& c) : case_(c), cpu_(cpu, c), gpu_(gpu, c) {}
 
   void Step(const std::string& what, const std::vector<Piece>& pieces) {
-    // Of the worst row. Inputs and sums in fp16; codes of 4 and 5 bits, some rounded the other way, and
-    // probabilities of 8 bits, which weigh more the more tokens there are: the mean of many random values is
-    // small. One token too many or too few is 0.1 with a window of 100, 0.22 with 20; larger windows show
-    // the way of pages and codes here, and their edges in decode_attention_test.
-    const double tolerance = case_.kind == CacheKind::kHalf ? 4e-3 : case_.window <= 100 ? 8e-2 : 0.15;
     const auto expected = cpu_.Step(pieces), got = gpu_.Step(pieces);
     for (int layer = 0; layer < kLayers; ++layer) {
+      const bool small = case_.windowed[static_cast<size_t>(layer)] != 0 && case_.window <= 100;
       const double apart = Distance(expected[static_cast<size_t>(layer)], got[static_cast<size_t>(layer)]);
-      worst_ = std::max(worst_, apart);
-      Check(apart <= tolerance, case_.Name() + ": " + what + ", layer " + std::to_string(layer) +
-                                    ": off by " + std::to_string(apart));
+      double& worst = small ? worst_small_ : worst_;
+      worst = std::max(worst, apart);
+      Check(apart <= Tolerance(small), case_.Name() + ": " + what + ", layer " + std::to_string(layer) +
+                                           ": off by " + std::to_string(apart));
     }
+  }
+  /// Of the worst row. The GPU's inputs and sums are fp16; where tokens are coded, both round probabilities
+  /// to 8 bits, which weighs more the more tokens there are: the mean of many random values is small. One
+  /// token too many or too few is 0.1 with a window of 100, 0.22 with 20; larger windows show the way of
+  /// pages and codes here, and their edges in decode_attention_test.
+  double Tolerance(bool small_window) const {
+    if (case_.kind == CacheKind::kHalf) return 4e-3;
+    return small_window ? 4e-2 : 0.1;
   }
   template <typename Change>
   void Both(Change change) {
@@ -219,12 +224,14 @@ class Comparison {
     Both([&](Runner& r) { r.Load(path); });
     std::filesystem::remove(path);
   }
-  void Print() const { std::printf("%-66s worst row %.1e\n", case_.Name().c_str(), worst_); }
+  void Print() const {
+    std::printf("%-66s worst row %.1e, of small windows %.1e\n", case_.Name().c_str(), worst_, worst_small_);
+  }
 
  private:
   TestCase case_;
   Runner cpu_, gpu_;
-  double worst_ = 0;
+  double worst_ = 0, worst_small_ = 0;
 };
 
 void TestCache(Backend& cpu, Backend& gpu, const TestCase& c) {
