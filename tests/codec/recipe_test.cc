@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "src/codec/head_builder.h"
+#include "src/codec/logit_error.h"
 #include "src/codec/record.h"
 #include "src/codec/reference_codec.h"
 #include "src/core/allocator.h"
@@ -188,6 +189,24 @@ TEST(Recipe, AlignedLogitErrorIsTheObjectiveThatTheAllocatorMinimises) {
     const double nearest = LogitError(head, source);
     EXPECT_NEAR(nearest / predicted, 1.0, 0.15) << "bias " << bias;
     EXPECT_LT(searched, nearest) << "bias " << bias;
+  }
+}
+
+// The prediction for any plan under any statistics is the error that the codes make: of a plan used on the
+// head that it was made for, and on one of other energies and another mean.
+TEST(Recipe, PredictedLogitErrorIsThatOfTheCodes) {
+  const SyntheticHead source(64, 1.0, 2.0, 8), other(64, 1.5, 6.0, 21);
+  const HeadCalibration made_from = source.Calibrate(2048, 9);
+  // paper has groups of one block, whose direction is no normal vector: its codes do a little better.
+  for (const auto& [name, tolerance] : {std::pair{"aligned", 0.15}, {"uniform", 0.15}, {"paper", 0.3}}) {
+    HeadPlan head = MustPlan(name, made_from, 3, 3);
+    head.rounding = Rounding::kNearest;
+    head.norm_type = NormType::kHalf;  // the windows of norms are not what is predicted
+    for (const SyntheticHead* used_on : {&source, &other}) {
+      const HeadStatistics used = used_on->Calibrate(2048, 10).statistics;
+      EXPECT_NEAR(LogitError(head, *used_on) / PredictedLogitError(head, used), 1.0, tolerance)
+          << name << (used_on == &source ? "" : ", another head");
+    }
   }
 }
 
