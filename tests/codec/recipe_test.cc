@@ -364,6 +364,46 @@ TEST(Recipe, DegenerateHeadsGiveValidPlans) {
   }
 }
 
+// Calibration saw nothing in half of the blocks; a text that excites them as much as the others finds codes
+// there, in the narrowest group at worst, whose window of norms holds them.
+TEST(Recipe, BlocksThatCalibrationNeverExcitedAreCodedAllTheSame) {
+  constexpr int kDim = 64, kTokens = 256;
+  for (const double size : {1e-3, 1.0, 1e3}) {
+    HeadCalibration calibration;
+    StatisticsAccumulator accumulator(kDim);
+    calibration.keys = test::Normals(kTokens * kDim, 3, size);
+    calibration.values = test::Normals(kTokens * kDim, 4);
+    std::vector<float> queries = test::Normals(kTokens * kDim, 5, size);
+    for (int t = 0; t < kTokens; ++t) {
+      std::fill_n(&calibration.keys[t * kDim + kDim / 2], kDim / 2, 0.0f);
+      std::fill_n(&queries[t * kDim + kDim / 2], kDim / 2, 0.0f);
+      accumulator.AddKey(&calibration.keys[t * kDim]);
+      accumulator.AddQuery(&queries[t * kDim]);
+    }
+    calibration.statistics = accumulator.Finish();
+    for (const char* name : {"aligned", "paper", "uniform"}) {
+      const HeadPlan head = MustPlan(name, calibration, 3, 3);
+      const RopeTable rope({.head_dim = kDim, .rotary_dims = kDim, .pairing = RopePairing::kNeox});
+      const RecordLayout layout = RecordLayout::For(head);
+      std::vector<std::byte> record(layout.bytes);
+      const std::vector<float> keys = test::Normals(64 * kDim, 6, size);
+      ASSERT_TRUE(reference::EncodeKeys(head, layout, rope, keys, 0, record).ok()) << name;
+      double error[2] = {}, energy[2] = {};  // of the excited half, and of the other
+      std::vector<float> decoded(kDim);
+      for (int t = 0; t < 64; ++t) {
+        reference::DecodeKey(head, layout, rope, record, t, decoded.data());
+        for (int d = 0; d < kDim; ++d) {
+          const double x = keys[t * kDim + d], e = decoded[d] - x;
+          error[d >= kDim / 2] += e * e;
+          energy[d >= kDim / 2] += x * x;
+        }
+      }
+      EXPECT_LT(error[0] / energy[0], 0.1) << name << " " << size;
+      EXPECT_LT(error[1] / energy[1], 0.6) << name << " " << size;  // 1 bit leaves 0.40
+    }
+  }
+}
+
 TEST(Recipe, HeadDimsThatAreNoWholeUnitsArePadded) {
   const HeadCalibration calibration = SyntheticHead(72, 1.0, 3.0, 72).Calibrate(128, 73);
   for (const char* name : {"aligned", "paper", "uniform"}) {
