@@ -296,10 +296,9 @@ The default plan (WikiText-2) against one adapted to running moments ([method](m
 
 
 def plan_speed_section(measured):
-    depth = measured["models"][0]["depth"]
     return f"""\
-## Speed of plans
-On {measured['models'][0]['machine']['cores']} cores: tokens a second with equal bits and with a budget spent over all heads at the same bytes (decode at a depth of {depth:,}, prompts of 512), and of `generate` without and with `--moments`; the median of the rounds' ratios, and their range. `bench/run_budget_speed.py`
+## What plans cost in time
+CPU time of one thread: a decoded token and a prompt with equal bits, then with a budget spent over all heads at the same bytes; a token of `generate` without, then with `--moments`. Medians, and the ratios of rounds whose sides ran one after the other (load before: {measured['models'][0]['machine']['load_average_before']:.0f} on {measured['models'][0]['machine']['cores']} cores). `bench/run_budget_speed.py`
 
 {chr(10).join(run_budget_speed.table(model) + chr(10) for model in measured['models'])}"""
 

@@ -68,6 +68,7 @@ class CalibrateCommand : public Command {
     if (!adapt_->empty()) {
       BGTQ_RETURN_IF_ERROR(MakeAdapted(*model));
     } else {
+      if (file_.empty()) Log("text: the bundled start of WikiText-2 train; -f names another");
       BGTQ_RETURN_IF_ERROR(budget_->empty() && compression_->empty() && target_->empty()
                                ? MakePlain(*model, corpus)
                                : MakeJoint(*model, corpus, path));

@@ -53,6 +53,7 @@ void MomentsWatch::TakeUp(const ModelMoments& moments) {
   seen_ = moments.seen;
   counted_ = static_cast<double>(moments.tokens());
   next_measured_ = seen_ + kLeastStep;
+  next_first_ = seen_ + kTokensAFirst;
   for (size_t h = 0; h < moments.heads.size(); ++h) {
     const HeadCalibration& head = moments.heads[h];
     statistics_[h].Restore(head.statistics, config_.heads / config_.kv_heads);
@@ -74,8 +75,12 @@ bool MomentsWatch::BeginPass(std::span<const BatchSlice> slices) {
     for (int64_t i = 0; i < slice.count; ++i) {
       Row& row = rows_.emplace_back();
       if (slice.first_position + i == 0) {
-        row = {false, 0};
+        row = {seen_ >= next_first_, 0};
         has_first_ = true;
+        if (!row.counts) continue;
+        next_first_ = seen_ + kTokensAFirst;
+        ++seen_;
+        ++counted_;
         continue;
       }
       ++seen_;

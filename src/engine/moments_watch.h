@@ -25,7 +25,10 @@ namespace blockgtq {
 class MomentsWatch : public AttentionObserver {
  public:
   static constexpr int64_t kPassesALook = 16;
-  static constexpr int64_t kKeptVectors = 128;      // of each head, evenly among the tokens seen
+  static constexpr int64_t kKeptVectors = 128;  // of each head, evenly among the tokens seen
+  /// A sequence's first token, whose key is like no others, counts once in so many tokens: as in calibration,
+  /// however short the sequences are.
+  static constexpr int64_t kTokensAFirst = 2048;
   static constexpr int64_t kWindowTokens = 16'384;  // when twice as many count, all count half from then on
 
   struct State {
@@ -63,7 +66,7 @@ class MomentsWatch : public AttentionObserver {
 
   /// What becomes of a row of the pass that is looked at.
   struct Row {
-    bool counts = true;  // false: a sequence's first token, whose keys are like no others
+    bool counts = true;  // in the statistics
     int64_t place = -1;  // among the kept vectors; -1: not kept
   };
 
@@ -78,7 +81,7 @@ class MomentsWatch : public AttentionObserver {
   int64_t kept_ = 0;  // vectors after that one
   bool has_first_ = false;
   Xoshiro256 random_{1};
-  int64_t passes_ = 0, seen_ = 0, next_measured_ = 0;
+  int64_t passes_ = 0, seen_ = 0, next_measured_ = 0, next_first_ = 0;
   double counted_ = 0;     // tokens that the statistics stand for
   std::vector<Row> rows_;  // of the pass; empty: it is not looked at
   int layer_ = -1;         // that was last observed

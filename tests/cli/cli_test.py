@@ -59,6 +59,8 @@ class CommandLine(Fixture):
         self.assertEqual(made["recipe"], "aligned")
         self.assertEqual((made["k_bits"], made["v_bits"], made["calibration_tokens"]), (3, 3, 300))
         self.assertGreater(made["compression"], 3.5)
+        _, done = self.ok("calibrate", "-m", self.model, "--tokens", 100, "-o", self.folder / "other.safetensors")
+        self.assertIn(b"the bundled start of WikiText-2 train", done.stderr)
         picture = self.folder / "plan.svg"
         seen, _ = self.ok("inspect", plan, "--plot", picture)
         self.assertEqual((seen["layers"], seen["kv_heads"], seen["head_dim"]), (2, 2, 16))

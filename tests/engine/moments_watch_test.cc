@@ -26,7 +26,7 @@ std::vector<Token> Tokens(size_t count, Token first) {
   return tokens;
 }
 
-/// Statistics of every head, of all tokens but a sequence's first.
+/// Statistics of every head.
 struct Recorder : AttentionObserver {
   explicit Recorder(const ModelConfig& config) : config(config) {
     statistics.assign(static_cast<size_t>(config.layers * config.kv_heads),
@@ -34,7 +34,7 @@ struct Recorder : AttentionObserver {
   }
   void Observe(int layer, int64_t rows, const float* queries, const float* keys, const float*) override {
     const int dim = config.head_dim, group = config.heads / config.kv_heads;
-    for (int64_t t = 1; t < rows; ++t) {
+    for (int64_t t = 0; t < rows; ++t) {
       for (int h = 0; h < config.heads; ++h)
         Of(layer, h / group).AddQuery(queries + (t * config.heads + h) * dim);
       for (int h = 0; h < config.kv_heads; ++h) Of(layer, h).AddKey(keys + (t * config.kv_heads + h) * dim);
@@ -84,7 +84,7 @@ TEST_F(MomentsWatchTest, MomentsAreThoseOfTheTokensLookedAt) {
   const SequenceId sequence = *context->cache().AddSequence();
   Run(*context, sequence, prompt);
   for (int i = 0; i < MomentsWatch::kPassesALook - 1; ++i) Run(*context, sequence, {5});  // not looked at
-  EXPECT_EQ(watch->state().seen, 199);
+  EXPECT_EQ(watch->state().seen, 200);
   ASSERT_TRUE(watch->Save().ok());
 
   const Result<ModelMoments> moments = LoadMoments(folder_.File("moments"));
@@ -92,7 +92,7 @@ TEST_F(MomentsWatchTest, MomentsAreThoseOfTheTokensLookedAt) {
   ASSERT_EQ(moments->heads.size(), recorder.statistics.size());
   for (size_t h = 0; h < moments->heads.size(); ++h) {
     const HeadStatistics a = moments->heads[h].statistics, b = recorder.statistics[h].Finish();
-    EXPECT_EQ(a.tokens, 199);
+    EXPECT_EQ(a.tokens, 200);
     for (size_t i = 0; i < b.query_energy.size(); ++i) {
       EXPECT_NEAR(a.query_energy[i] / b.query_energy[i], 1, 1e-6);
       EXPECT_NEAR(a.centred_key_energy[i] / b.centred_key_energy[i], 1, 1e-6);
@@ -103,11 +103,11 @@ TEST_F(MomentsWatchTest, MomentsAreThoseOfTheTokensLookedAt) {
   }
 
   Run(*context, sequence, {6});  // the next that is looked at
-  EXPECT_EQ(watch->state().seen, 200);
+  EXPECT_EQ(watch->state().seen, 201);
 }
 
 TEST_F(MomentsWatchTest, AFileIsTakenUpAndAnotherModelsIsRefused) {
-  for (const int64_t seen : {99, 198}) {
+  for (const int64_t seen : {100, 199}) {  // a first token counts once in 2,048
     const auto watch = Watch();
     const auto context = MakeContext(*model_, cache_);
     context->Watch(watch.get());
