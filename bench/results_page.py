@@ -288,11 +288,14 @@ Mean KL divergence to the fp16 cache of plans from texts of three kinds and thre
 
 
 def drift_section(measured):
+    ratios = [row["kld_adapted"] / row["kld_default"] for model in measured["models"] for row in model["rows"]]
     return f"""\
 ## Drift
-The default plan (WikiText-2) against one adapted to running moments ([method](method.md#drift)) of {measured['models'][0]['tokens']:,} tokens or less of each kind of text: mean KL divergence to the fp16 cache on later text of the kind, strict, no buffer, {measured['models'][0]['chunks']} windows of 512 tokens, mean over seeds of the rotations. `bench/run_drift.py`
+The default plan (WikiText-2) against one adapted to running moments ([method](method.md#drift)) of {measured['models'][0]['tokens']:,} tokens or less of each kind of text: mean KL divergence to the fp16 cache on later text of the kind, strict, no buffer, {measured['models'][0]['chunks']} windows of 512 tokens, seeds {', '.join(map(str, sorted({row['seed'] for model in measured['models'] for row in model['rows']})))}. `bench/run_drift.py`
 
-{chr(10).join(run_drift.table(model) + chr(10) for model in measured['models'])}"""
+{chr(10).join(run_drift.table(model) + chr(10) for model in measured['models'])}
+Over all rows the adapted plan's divergence is {statistics.geometric_mean(ratios):.2f} times the default's (geometric mean; {min(ratios):.2f} to {max(ratios):.2f}). Plans from other stretches of one text differ by about 7% ([standard deviation](#what-calibration-changes)): smaller changes say nothing. Drift is about the square of keys' logit errors, one part of what makes up a divergence, and moments of few tokens fit themselves better than later text.
+"""
 
 
 def plan_speed_section(measured):

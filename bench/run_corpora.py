@@ -69,9 +69,9 @@ def main():
                 rows += [{"scored": scored, "bits": f"K{plan['k_bits']:g}V{plan['v_bits']:g}",
                           "calibrated_on": plan["text"], "tokens": plan["tokens"], "offset": plan["offset"],
                           "kld": plan["kld_mean"]} for plan in done["plans"]]
-            measured = {"model": model, "seed": arguments.seed, "chunks": arguments.chunks,
-                        "lengths": [int(n) for n in arguments.lengths.split(",")], **header(), "rows": rows}
-            replace_model(arguments.out, measured)
+                measured = {"model": model, "seed": arguments.seed, "chunks": arguments.chunks,
+                            "lengths": [int(n) for n in arguments.lengths.split(",")], **header(), "rows": rows}
+                replace_model(arguments.out, measured)
             print(table(measured))
 
 
