@@ -280,9 +280,11 @@ Root mean square of the error of RoPE logits, a layer at a time: what the error 
 
 
 def corpora_section(measured):
+    scored = {row["scored"] for model in measured["models"] for row in model["rows"]}
+    scored_code = "; scored code is blockgtq's lower layers" if "code" in scored else ""
     return f"""\
 ## What a plan is calibrated on
-Mean KL divergence to the fp16 cache of plans from texts of three kinds and three lengths, scored on text of kinds calibrated on and not, strict, no buffer, the second halves of {measured['models'][0]['chunks']} windows of 512 tokens, seed 2; means over {len({row['offset'] for row in measured['models'][0]['rows']})} places of each text. Prose is WikiText-2 train, code blockgtq's server and command line, mixed both in turn; scored code is blockgtq's lower layers. `bench/run_corpora.py`
+Mean KL divergence to the fp16 cache of plans from texts of three kinds and three lengths, strict, no buffer, the second halves of {measured['models'][0]['chunks']} windows of 512 tokens, seed 2; means over {len({row['offset'] for row in measured['models'][0]['rows']})} places of each text. Prose is WikiText-2 train, code blockgtq's server and command line, mixed both in turn{scored_code}. Plans from one text at different places differ by about 7% ([standard deviation](#what-calibration-changes)). `bench/run_corpora.py`
 
 {chr(10).join(run_corpora.table(model) + chr(10) for model in measured['models'])}"""
 

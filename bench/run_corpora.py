@@ -13,7 +13,7 @@ import tempfile
 
 import results
 import texts
-from run_studies import header, replace_model
+from run_studies import check_whole, header, replace_model
 
 
 def table(model):
@@ -66,6 +66,7 @@ def main():
                      "--lengths", arguments.lengths, "--offsets", arguments.offsets, "--seeds", arguments.seed,
                      "--protection", "none", "-f", files.get(scored, work / f"scored.{scored}.txt"), "-c", "512",
                      "--chunks", arguments.chunks, "--no-needle", "-o", out.with_suffix(".jsonl"), "--json", out], out)
+                check_whole(done, work)
                 rows += [{"scored": scored, "bits": f"K{plan['k_bits']:g}V{plan['v_bits']:g}",
                           "calibrated_on": plan["text"], "tokens": plan["tokens"], "offset": plan["offset"],
                           "kld": plan["kld_mean"]} for plan in done["plans"]]
