@@ -2,7 +2,12 @@
 
 Called by readme_tables.py.
 """
+import statistics
+
 import results
+import run_budget_speed
+import run_corpora
+import run_drift
 import run_recipes
 from results import markdown, number
 
@@ -237,11 +242,75 @@ def budget_section(measured):
 `calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
 
 {budget_table(measured)}
-{more_probes_text(measured)}"""
+{more_probes_text(measured)}{mixed_text(measured)}"""
+
+
+def mixed_text(measured):
+    """Budgets calibrated on prose and code in turn (budget_mixed.json), against the flat plans of prose."""
+    mixed = results.load("budget_mixed.json")
+    if mixed is None:
+        return ""
+    flat = {(r["model"], r["asked"], r["text"]): r["kld_mean"] for r in measured["rows"]
+            if r["part"] == "budgets" and r["cache"] == "flat"}
+    lines = [[r["model"], r["asked"], r["text"], number(flat[r["model"], r["asked"], r["text"]]), number(r["kld_mean"]),
+              f"{100 * (r['kld_mean'] / flat[r['model'], r['asked'], r['text']] - 1):+.0f}%"]
+             for r in mixed["rows"] if r["cache"] == "budget"]
+    return (f"\nCalibrated and probed ({mixed['probe_tokens']} tokens, {mixed['probe_positions']} positions) on prose and "
+            "code in turn, against the same flat plans; `bench/run_budget.py --calibrate-on mixed`:\n\n"
+            + markdown(["model", "bytes of", "text", "flat KLD", "budget KLD", "change"], lines) + "\n")
+
+
+def predicted_section(measured):
+    table = []
+    for model in measured["models"]:
+        for bits, layers in model["layers"].items():
+            ratios = [layer["logit_rms"] / layer["predicted_logit_rms"] for layer in layers]
+            table.append([model["model"], f"K{bits}", len(ratios), f"{statistics.geometric_mean(ratios):.2f}",
+                          f"{min(ratios):.2f} to {max(ratios):.2f}"])
+    pictures = "\n".join(f"![Logit errors by layer, predicted and measured](images/diagnose-{model['model']}-predicted.svg)"
+                         for model in measured["models"])
+    return f"""\
+## Predicted logit errors
+Root mean square of the error of RoPE logits, a layer at a time: what the error law predicts from the statistics of WikiText-2 train ([method](method.md#other-position-encodings), nearest rounding), and what `aligned` (searched rounding) measures on {measured['models'][0]['tokens']:,} tokens of WikiText-2 test. `bench/run_studies.py predicted`
+
+{markdown(["model", "keys", "layers", "measured / predicted", "over layers"], table)}
+
+{pictures}
+"""
+
+
+def corpora_section(measured):
+    scored = {row["scored"] for model in measured["models"] for row in model["rows"]}
+    scored_code = "; scored code is blockgtq's lower layers" if "code" in scored else ""
+    return f"""\
+## What a plan is calibrated on
+Mean KL divergence to the fp16 cache of plans from texts of three kinds and three lengths, strict, no buffer, the second halves of {measured['models'][0]['chunks']} windows of 512 tokens, seed 2; means over {len({row['offset'] for row in measured['models'][0]['rows']})} places of each text. Prose is WikiText-2 train, code blockgtq's server and command line, mixed both in turn{scored_code}. Plans from one text at different places differ by about 7% ([standard deviation](#what-calibration-changes)). `bench/run_corpora.py`
+
+{chr(10).join(run_corpora.table(model) + chr(10) for model in measured['models'])}"""
+
+
+def drift_section(measured):
+    ratios = [row["kld_adapted"] / row["kld_default"] for model in measured["models"] for row in model["rows"]]
+    return f"""\
+## Drift
+The default plan (WikiText-2) against one adapted to running moments ([method](method.md#drift)) of {measured['models'][0]['tokens']:,} tokens or less of each kind of text: mean KL divergence to the fp16 cache on later text of the kind, strict, no buffer, {measured['models'][0]['chunks']} windows of 512 tokens, seeds {', '.join(map(str, sorted({row['seed'] for model in measured['models'] for row in model['rows']})))}. `bench/run_drift.py`
+
+{chr(10).join(run_drift.table(model) + chr(10) for model in measured['models'])}
+Over all rows the adapted plan's divergence is {statistics.geometric_mean(ratios):.2f} times the default's (geometric mean; {min(ratios):.2f} to {max(ratios):.2f}). Plans from other stretches of one text differ by about 7% ([standard deviation](#what-calibration-changes)): smaller changes say nothing. Drift is about the square of keys' logit errors, one part of what makes up a divergence, and moments of few tokens fit themselves better than later text.
+"""
+
+
+def plan_speed_section(measured):
+    return f"""\
+## What plans cost in time
+CPU time of one thread: a decoded token and a prompt with equal bits, then with a budget spent over all heads at the same bytes; a token of `generate` without, then with `--moments`. Medians, and the ratios of rounds whose sides ran one after the other (load before: {measured['models'][0]['machine']['load_average_before']:.0f} on {measured['models'][0]['machine']['cores']} cores). `bench/run_budget_speed.py`
+
+{chr(10).join(run_budget_speed.table(model) + chr(10) for model in measured['models'])}"""
 
 
 SECTIONS = {"recipes.json": recipes_section, "budget.json": budget_section, "diagnose.json": diagnose_section, "depth.json": depth_section,
-            "calibration.json": calibration_section, "needle.json": needle_section}
+            "calibration.json": calibration_section, "corpora.json": corpora_section, "drift.json": drift_section,
+            "predicted.json": predicted_section, "budget_speed.json": plan_speed_section, "needle.json": needle_section}
 
 
 def write():

@@ -4,8 +4,9 @@
   bench/run_budget.py [--models smollm2-135m,...] [--budgets 3,2] [--texts novel,code,wikipedia] [--windows 2]
   bench/run_budget.py --parts targets ...
 
-Writes bench/results/budget.json and prints markdown tables. Plans are calibrated on WikiText-2 train; probes run on
-tokens of the same text. What is scored was not calibrated on: Northanger Abbey, blockgtq's own sources, WikiText-2 test.
+Writes bench/results/budget.json and prints markdown tables. Plans are calibrated on WikiText-2 train, or with
+--calibrate-on mixed on it and blockgtq's server and command line in turn (bench/texts.py); probes run on tokens of the
+same text. What is scored was not calibrated on: Northanger Abbey, blockgtq's own sources, WikiText-2 test.
   budgets  flat aligned KbVb, no buffer; and a plan for its stored bytes, --no-buffer. Both scored strictly without buffer
   window   the same with 4 sinks and 64 recent tokens, in the plans and in the scoring
   targets  plans for a divergence (--target-kld), no buffer: what was promised and what the texts show
@@ -17,6 +18,7 @@ import pathlib
 import tempfile
 
 import results
+import texts
 from run_studies import header, source_text
 
 PARTS = {"budgets": ["--no-buffer"], "window": ["--sinks", "4", "--recent", "64"], "targets": ["--no-buffer"]}
@@ -42,6 +44,7 @@ def main():
     parser.add_argument("--budgets", default="3,2", help="bits of the flat plans whose bytes are spent")
     parser.add_argument("--targets", default="0.05")
     parser.add_argument("--texts", default="novel,code,wikipedia")
+    parser.add_argument("--calibrate-on", choices=("prose", "mixed"), default="prose")
     parser.add_argument("-c", "--window", type=int, default=512)
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--probe-tokens", type=int, default=256)
@@ -60,15 +63,21 @@ def main():
         work = arguments.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         out = work / "out.json"
-        texts = {"novel": results.ROOT / "data/northanger_abbey.txt", "code": source_text(work / "code.txt"),
+        scored = {"novel": results.ROOT / "data/northanger_abbey.txt", "code": source_text(work / "code.txt"),
                  "wikipedia": results.ROOT / "data/wikitext2_test.txt"}
         shared = {"seed": arguments.seed, "window": arguments.window, "windows": arguments.windows,
                   "probe_tokens": arguments.probe_tokens, "probe_positions": arguments.probe_positions}
+        if arguments.calibrate_on != "prose":
+            shared["calibrated_on"] = arguments.calibrate_on
+        corpus = work / "corpus.txt"
+        prose = texts.calibration_prose()
+        corpus.write_text(prose if arguments.calibrate_on == "prose" else
+                          texts.calibration_mixed(prose, texts.calibration_code()))
         head = {**header(), **shared}
         result = {**head, "rows": [], "plans": []}
         if arguments.out.is_file():
             old = json.loads(arguments.out.read_text())
-            if {k: old.get(k) for k in shared} == shared:
+            if {k: old.get(k) for k in [*shared, "calibrated_on"]} == {"calibrated_on": None, **shared}:
                 result["rows"], result["plans"] = old["rows"], old["plans"]
 
         def run(command, model, *options):
@@ -77,7 +86,7 @@ def main():
 
         def plan_of(part, model, asked, cache, *options):
             path = work / f"{part}.{model}.{asked}.{cache}.safetensors"
-            made = run("calibrate", model, "-s", arguments.seed, *options, "-o", path)
+            made = run("calibrate", model, "-f", corpus, "-s", arguments.seed, *options, "-o", path)
             made["plan"] = path.name
             plans = [p for p in result["plans"] if p["plan"] != path.name]
             result["plans"] = [*plans, made]
@@ -85,7 +94,7 @@ def main():
 
         def score(part, model, asked, cache, path, made):
             for text in arguments.texts.split(","):
-                measured = run("perplexity", model, "--plan", path, *PARTS[part], "-f", texts[text], "-c", arguments.window,
+                measured = run("perplexity", model, "--plan", path, *PARTS[part], "-f", scored[text], "-c", arguments.window,
                                "--chunks", arguments.windows, "--score", "all", "--kld", "--strict")
                 key = {"part": part, "model": model, "text": text, "asked": asked, "cache": cache}
                 row = {**key, **{k: measured[k] for k in ("bytes_per_token_per_head", "kld_mean", "kld_p99", "top1", "ppl",

@@ -2,6 +2,7 @@
 """The studies of docs/results.md: keys alone, caches by depth, what the choice of calibration text changes, needles.
 
   bench/run_studies.py diagnose [--models smollm2-135m,...]
+  bench/run_studies.py predicted [--models smollm2-135m,...]
   bench/run_studies.py depth [--models smollm2-135m,...] [--depths 256,1024,4096,8192] [--texts 1]
   bench/run_studies.py calibration [--model smollm2-135m] [--corpora NAME=FILE,...]
   bench/run_studies.py needle [--models qwen2.5-coder-0.5b,...] [--lengths 1024,4096,16384] [--device cuda]
@@ -93,6 +94,21 @@ def diagnose(arguments, work):
         write_models(arguments, "diagnose", {"model": model, "seed": int(arguments.seed), "rows": rows, "wins": wins})
 
 
+def predicted(arguments, work):
+    """Logit errors of aligned by layer, as calibration predicts them and as another text measures them."""
+    for model in arguments.models.split(","):
+        out = work / f"predicted.{model}.json"
+        done = results.run_json(
+            [*common(arguments, "diagnose", model), "-f", results.ROOT / "data/wikitext2_test.txt", "--calibration",
+             results.ROOT / "data/wikitext2_train.txt", "--recipes", "aligned", "-K", arguments.bits, "--tokens",
+             arguments.tokens, "-s", arguments.seed, "--plot", work / f"plots.{model}", "--json", out], out)
+        copy_plots(arguments, work / f"plots.{model}", f"diagnose-{model}-", ("predicted.svg",))
+        layers = {bits: [{key: layer[key]["aligned"][bits] for key in ("logit_rms", "predicted_logit_rms")}
+                         for layer in done["per_layer"]] for bits in arguments.bits.split(",")}
+        write_models(arguments, "predicted", {"model": model, "seed": int(arguments.seed), "tokens": int(arguments.tokens),
+                                              "layers": layers})
+
+
 def depth(arguments, work):
     for model in arguments.models.split(","):
         rows, settings = [], {}
@@ -180,14 +196,14 @@ def copy_plots(arguments, folder, prefix, names):
             (to / (prefix + name)).write_bytes((folder / name).read_bytes())
 
 
-STUDIES = {"diagnose": diagnose, "depth": depth, "calibration": calibration, "needle": needle}
+STUDIES = {"diagnose": diagnose, "predicted": predicted, "depth": depth, "calibration": calibration, "needle": needle}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="study", required=True)
-    of_diagnose, of_depth, of_calibration, of_needle = map(commands.add_parser, STUDIES)
-    for each in (of_diagnose, of_depth, of_calibration, of_needle):
+    of_diagnose, of_predicted, of_depth, of_calibration, of_needle = map(commands.add_parser, STUDIES)
+    for each in (of_diagnose, of_predicted, of_depth, of_calibration, of_needle):
         each.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
         each.add_argument("--device", default="cpu")
         each.add_argument("-t", "--threads", type=int, default=2)
@@ -197,6 +213,10 @@ def main():
     of_diagnose.add_argument("--recipes", default=ALL_RECIPES)
     of_diagnose.add_argument("-K", "--bits", default="2,3,4")
     of_diagnose.add_argument("-s", "--seed", default="2", help="of the rotations")
+    of_predicted.add_argument("--models", default="smollm2-135m,qwen2.5-coder-0.5b")
+    of_predicted.add_argument("--tokens", default="2048")
+    of_predicted.add_argument("-K", "--bits", default="2,3,4")
+    of_predicted.add_argument("-s", "--seed", default="2", help="of the rotations")
     of_depth.add_argument("--models", default="smollm2-135m")
     of_depth.add_argument("--runs", default="aligned,baselines", help="some of: " + ", ".join(DEPTH_RUNS))
     of_depth.add_argument("--depths", default="256,1024,4096,8192")

@@ -1,6 +1,7 @@
 // blockgtq calibrate: measures a model on text and writes a plan.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 
@@ -8,6 +9,7 @@
 #include "apps/cli/options.h"
 #include "apps/cli/terminal.h"
 #include "src/engine/bundled_text.h"
+#include "src/engine/drift.h"
 #include "src/eval/joint_plan.h"
 #include "src/formats/plan_file.h"
 
@@ -18,18 +20,30 @@ class CalibrateCommand : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     model_.Add(app, "float");
-    app.add_option("-f,--file", file_, "calibration text (default: the bundled start of WikiText-2 train)")
-        ->check(NotEmpty());
-    app.add_option("--tokens", options_.tokens, "tokens measured")
-        ->check(CLI::Range(64, 1 << 20))
-        ->capture_default_str();
+    CLI::Option* text = app.add_option("-f,--file", file_,
+                                       "calibration text (default: the bundled start of WikiText-2 train)")
+                            ->check(NotEmpty());
+    CLI::Option* tokens = app.add_option("--tokens", options_.tokens, "tokens measured")
+                              ->check(CLI::Range(64, 1 << 20))
+                              ->capture_default_str();
     CLI::Option* k = app.add_option("-K", options_.bits.k_bits, "code bits a dimension of keys, on average")
                          ->capture_default_str();
     CLI::Option* v =
         app.add_option("-V", options_.bits.v_bits, "code bits a dimension of values")->capture_default_str();
-    app.add_option("--recipe", options_.recipe, "allocator")->capture_default_str();
-    app.add_option("-s,--seed", options_.bits.seed, "seed of the random rotations")->capture_default_str();
+    CLI::Option* recipe = app.add_option("--recipe", options_.recipe, "allocator")->capture_default_str();
+    CLI::Option* seed = app.add_option("-s,--seed", options_.bits.seed, "seed of the random rotations")
+                            ->capture_default_str();
     AddBudget(app, k, v);
+    adapt_ = app.add_option("--adapt", moments_,
+                            "make the plan of running moments instead of text: a file that 'serve' or "
+                            "'generate' wrote with --moments")
+                 ->check(NotEmpty());
+    CLI::Option* old = app.add_option("--plan", old_plan_,
+                                      "with --adapt: the plan in use, whose bits, recipe and seed are kept")
+                           ->check(NotEmpty())
+                           ->needs(adapt_);
+    for (CLI::Option* other : {text, tokens, budget_, compression_, target_}) adapt_->excludes(other);
+    for (CLI::Option* other : {k, v, recipe, seed}) old->excludes(other);
     app.add_option("-o,--output", output_,
                    "plan file (default: beside the model, where other commands find it)")
         ->check(NotEmpty());
@@ -42,13 +56,24 @@ class CalibrateCommand : public Command {
       BGTQ_ASSIGN_OR_RETURN(text, ReadFile(file_));
     }
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model, model_.Open());
+    if (!adapt_->empty() && output_.empty()) {
+      return {ErrorCode::kInvalidArgument,
+              "--adapt: name the new plan with -o; the one beside the model stays as it is"};
+    }
     const std::string path = output_.empty() ? DefaultPath(model->path()) : output_;
+    for (const std::string& input : {moments_, old_plan_})
+      if (!input.empty()) NoteInput(input);
     BGTQ_RETURN_IF_ERROR(CheckOutput(path));
     const std::string_view corpus = file_.empty() ? BundledCalibrationText() : text;
-    BGTQ_RETURN_IF_ERROR(budget_->empty() && compression_->empty() && target_->empty()
-                             ? MakePlain(*model, corpus)
-                             : MakeJoint(*model, corpus, path));
-    if (plan_.calibration.tokens < options_.tokens) {
+    if (!adapt_->empty()) {
+      BGTQ_RETURN_IF_ERROR(MakeAdapted(*model));
+    } else {
+      if (file_.empty()) Log("text: the bundled start of WikiText-2 train; -f names another");
+      BGTQ_RETURN_IF_ERROR(budget_->empty() && compression_->empty() && target_->empty()
+                               ? MakePlain(*model, corpus)
+                               : MakeJoint(*model, corpus, path));
+    }
+    if (adapt_->empty() && plan_.calibration.tokens < options_.tokens) {
       Log(fmt::format("calibrated on {} of {} tokens: the text or the model's context ends there",
                       plan_.calibration.tokens, options_.tokens));
     }
@@ -77,6 +102,10 @@ class CalibrateCommand : public Command {
       fmt::print("{} probes on {} tokens ({} sinks, {} recent): divergence {:.4f} nats there\n", b.probes,
                  b.probe_tokens, b.sinks, b.recent, b.measured_kld);
       json["budget"] = BudgetJson(b);
+    }
+    if (drift_.has_value()) {
+      fmt::print("drift of {} on these moments: {}\n", old_plan_, DriftText(*drift_));
+      json["drift"] = DriftJson(*drift_);
     }
     return json_.Write(json);
   }
@@ -108,12 +137,44 @@ class CalibrateCommand : public Command {
     of_budget_.push_back(app.add_flag("--no-buffer", no_buffer_, "the same as --sinks 0 --recent 0"));
   }
 
-  Status MakePlain(LoadedModel& model, std::string_view corpus) {
+  Status RefuseBudgetSettings() const {
     for (const CLI::Option* option : of_budget_) {
       if (option->empty()) continue;
       return {ErrorCode::kInvalidArgument,
               option->get_name() + ": belongs to --budget-bytes, --compression or --target-kld; name one"};
     }
+    return Status::Ok();
+  }
+
+  Status MakeAdapted(const LoadedModel& model) {
+    BGTQ_RETURN_IF_ERROR(RefuseBudgetSettings());
+    const auto start = std::chrono::steady_clock::now();
+    BGTQ_ASSIGN_OR_RETURN(const ModelMoments moments, LoadMoments(moments_));
+    BGTQ_RETURN_IF_ERROR(
+        moments.model.ExpectEqual(model.fingerprint()).WithContext(moments_ + ": moments of another model"));
+    Plan old;
+    bool by_head = false;
+    if (old_plan_.empty()) {
+      old.recipe = options_.recipe;
+      old.k_bits = options_.bits.k_bits;
+      old.v_bits = options_.bits.v_bits;
+      old.seed = options_.bits.seed;
+      old.model = moments.model;
+    } else {
+      BGTQ_ASSIGN_OR_RETURN(old, LoadPlan(old_plan_));
+      BGTQ_ASSIGN_OR_RETURN(joint_budget_, LoadPlanBudget(old_plan_));
+      by_head = joint_budget_.has_value();
+      BGTQ_ASSIGN_OR_RETURN(drift_, MeasureDrift(old, moments, by_head));
+    }
+    joint_budget_.reset();  // what it says was measured on the old plan
+    BGTQ_ASSIGN_OR_RETURN(plan_, AdaptPlan(old, moments, by_head));
+    plan_.calibration.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return Status::Ok();
+  }
+
+  Status MakePlain(LoadedModel& model, std::string_view corpus) {
+    BGTQ_RETURN_IF_ERROR(RefuseBudgetSettings());
     Progress progress("calibrating");
     options_.progress = [&](double done) { progress.Update(done); };
     BGTQ_ASSIGN_OR_RETURN(plan_, Calibrate(model, corpus, options_));
@@ -158,6 +219,10 @@ class CalibrateCommand : public Command {
     if (!target_->empty()) budget = fmt::format("KLD{:g}", joint_.target_kld);
     return PlanPathFor(model_path, choice, budget);
   }
+
+  CLI::Option* adapt_ = nullptr;
+  std::string moments_, old_plan_;
+  std::optional<Drift> drift_;
 
   ModelOptions model_;
   CalibrationOptions options_;

@@ -147,6 +147,9 @@ class DiagnoseCommand : public Command {
         layers[l]["mae"][d.recipe][bits(d)] = d.layers[l].mae;
         layers[l]["kl"][d.recipe][bits(d)] = d.layers[l].kl;
         layers[l]["overlap"][d.recipe][bits(d)] = d.layers[l].overlap;
+        layers[l]["logit_rms"][d.recipe][bits(d)] = d.layers[l].rms;
+        if (!d.predicted_rms.empty())
+          layers[l]["predicted_logit_rms"][d.recipe][bits(d)] = d.predicted_rms[l];
         if (r.latent_dims > 0) layers[l]["latent_mae"][d.recipe][bits(d)] = d.layers[l].latent_mae;
         if (!d.fingerprint.empty()) layers[l]["fingerprint"][d.recipe][bits(d)] = d.fingerprint[l];
         if (!d.latent_fingerprint.empty())

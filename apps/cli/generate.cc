@@ -54,6 +54,7 @@ class GenerateCommand : public Command {
         ->capture_default_str();
     app.add_option("-s,--seed", s.seed, "seed of the sampler")->capture_default_str();
     app.add_flag("--ignore-eos", options_.ignore_end, "go on past the end token");
+    moments_.Add(app);
     json_.Add(app);
   }
 
@@ -73,6 +74,8 @@ class GenerateCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
                           Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<MomentsWatch> watch, moments_.Open(*model, cache_, plan));
+    context->Watch(watch.get());
     std::vector<Token> history;
     BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, OpenSequence(*context, history));
 
@@ -98,6 +101,7 @@ class GenerateCommand : public Command {
     }
     if (result.reason == StopReason::kCancelled) Log("stopped");
     BGTQ_RETURN_IF_ERROR(Report(*context, sequence, answer, result));
+    BGTQ_RETURN_IF_ERROR(moments_.Finish(watch.get()));
     if (session_.empty()) return Status::Ok();
     if (result.reason == StopReason::kCancelled && result.tokens.empty()) {
       Log(session_ + ": not saved, since the prompt was not finished");
@@ -215,6 +219,7 @@ class GenerateCommand : public Command {
   bool chat_ = false;
   std::string system_, session_;
   bool continues_ = false;
+  MomentsOption moments_;
   JsonOption json_;
 };
 

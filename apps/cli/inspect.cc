@@ -42,8 +42,10 @@ std::string ValueText(const Value& value) {
 class InspectCommand : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    app.add_option("FILE", path_, "model (GGUF, safetensors or a folder) or plan")->required();
+    app.add_option("FILE", path_, "model (GGUF, safetensors or a folder), plan or moments")->required();
     app.add_option("--plot", plot_, "draw a plan's widths as an SVG picture")->type_name("FILE.svg");
+    app.add_option("--plan", plan_, "with a file of moments: the plan whose drift is shown")
+        ->check(NotEmpty());
     json_.Add(app);
   }
 
@@ -57,6 +59,9 @@ class InspectCommand : public Command {
     if (magic == "GGUF") return InspectModel();
     // A safetensors file is a plan unless it says otherwise.
     const auto file = SafetensorsFile::Open(path_);
+    if (file.ok() && (*file)->metadata().contains("seen")) return InspectMoments();
+    if (!plan_.empty())
+      return Status(ErrorCode::kInvalidArgument, "--plan: " + path_ + " is no file of moments");
     const bool is_plan = !file.ok() || (*file)->metadata().contains("bytes_per_token_per_head");
     return is_plan ? InspectPlan() : InspectModel();
   }
@@ -133,6 +138,36 @@ class InspectCommand : public Command {
                         {"metadata", metadata}});
   }
 
+  Status InspectMoments() {
+    if (!plot_.empty())
+      return Status(ErrorCode::kInvalidArgument, "--plot draws a plan; " + path_ + " holds moments");
+    BGTQ_ASSIGN_OR_RETURN(const ModelMoments moments, LoadMoments(path_));
+    const ModelFingerprint& m = moments.model;
+    fmt::print("{}: moments of {} tokens, the latest {} in full; {} vectors a head\n", path_, moments.seen,
+               moments.tokens(), moments.heads.front().keys.size() / static_cast<size_t>(m.head_dim));
+    fmt::print("for {}: {} layers, {} heads, {} KV heads, head dimension {}\n", m.architecture, m.layers,
+               m.heads, m.kv_heads, m.head_dim);
+    nlohmann::json json = {
+        {"architecture", m.architecture}, {"layers", m.layers},     {"heads", m.heads},
+        {"kv_heads", m.kv_heads},         {"head_dim", m.head_dim}, {"moments_tokens", moments.seen}};
+    if (plan_.empty()) return json_.Write(json);
+    NoteInput(plan_);
+    BGTQ_ASSIGN_OR_RETURN(const Plan plan, LoadPlan(plan_));
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<PlanBudget> budget, LoadPlanBudget(plan_));
+    BGTQ_ASSIGN_OR_RETURN(const Drift drift, MeasureDrift(plan, moments, budget.has_value()));
+    fmt::print(
+        "drift of {} (its logit errors over those of the best plan at its bytes): {}\n\nlayer  drift\n",
+        plan_, DriftText(drift));
+    for (int l = 0; l < m.layers; ++l) {
+      fmt::print("{:5} ", l);
+      for (int h = 0; h < m.kv_heads; ++h)
+        fmt::print(" {:.3f}", drift.heads[static_cast<size_t>(l) * m.kv_heads + h]);
+      fmt::print("\n");
+    }
+    json["drift"] = DriftJson(drift);
+    return json_.Write(json);
+  }
+
   Status InspectPlan() {
     BGTQ_ASSIGN_OR_RETURN(const Plan plan, LoadPlan(path_));
     const ModelFingerprint& m = plan.model;
@@ -141,9 +176,12 @@ class InspectCommand : public Command {
     fmt::print("for {}: {} layers, {} heads, {} KV heads, head dimension {}\n", m.architecture, m.layers,
                m.heads, m.kv_heads, m.head_dim);
     fmt::print(
-        "calibrated on {} tokens (text {}); {:.1f} stored bytes a token a head (K + V), {:.2f}x below "
+        "calibrated on {} tokens ({}); {:.1f} stored bytes a token a head (K + V), {:.2f}x below "
         "fp16\n",
-        plan.calibration.tokens, plan.calibration.corpus_hash, plan.bytes_per_token_per_head(),
+        plan.calibration.tokens,
+        plan.calibration.corpus_hash == kMomentsSource ? "of running moments"
+                                                       : "text " + plan.calibration.corpus_hash,
+        plan.bytes_per_token_per_head(),
         (plan.has_latents() ? 2.0 : 4.0) * m.head_dim / plan.bytes_per_token_per_head());
     BGTQ_ASSIGN_OR_RETURN(const std::optional<PlanBudget> budget, LoadPlanBudget(path_));
     if (budget.has_value()) {
@@ -202,7 +240,7 @@ class InspectCommand : public Command {
     return json_.Write(json);
   }
 
-  std::string path_, plot_;
+  std::string path_, plot_, plan_;
   JsonOption json_;
 };
 

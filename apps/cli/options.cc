@@ -12,6 +12,7 @@
 #include "apps/cli/terminal.h"
 #include "src/engine/bundled_text.h"
 #include "src/formats/atomic_file.h"
+#include "src/formats/plan_file.h"
 
 namespace blockgtq::cli {
 namespace {
@@ -246,6 +247,47 @@ double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>&
   if (plan.has_value()) return plan->bytes_per_token_per_head();
   const ModelConfig& c = model.config();
   return static_cast<double>(ExactTileBytes(kind != CacheKind::kFloat, c.head_dim, 1, c.latent.rank > 0));
+}
+
+void MomentsOption::Add(CLI::App& app) {
+  app.add_option("--moments", file,
+                 "file of running moments of queries and keys, taken up where it is there: for 'inspect' and "
+                 "'calibrate --adapt'")
+      ->check(NotEmpty());
+}
+
+Result<std::unique_ptr<MomentsWatch>> MomentsOption::Open(const LoadedModel& model, const CacheFlags& cache,
+                                                          const std::optional<Plan>& plan) const {
+  if (file.empty()) return std::unique_ptr<MomentsWatch>();
+  BGTQ_RETURN_IF_ERROR(CheckOutput(file));
+  bool by_head = false;
+  if (plan.has_value() && !cache.choice.plan_file.empty()) {
+    BGTQ_ASSIGN_OR_RETURN(const std::optional<PlanBudget> budget, LoadPlanBudget(cache.choice.plan_file));
+    by_head = budget.has_value();
+  }
+  return MomentsWatch::Open(model, plan.has_value() ? &*plan : nullptr, by_head, file);
+}
+
+Status MomentsOption::Finish(MomentsWatch* watch) const {
+  if (watch == nullptr) return Status::Ok();
+  BGTQ_RETURN_IF_ERROR(watch->Save());
+  const MomentsWatch::State state = watch->state();
+  Log(fmt::format("moments: {} tokens looked at, {}{}", state.seen, file,
+                  state.drift.has_value() ? "; drift of the plan " + DriftText(*state.drift) : ""));
+  return Status::Ok();
+}
+
+std::string DriftText(const Drift& drift) {
+  return fmt::format("{:.3f}, at most {:.2f} (layer {} KV head {})", drift.mean, drift.worst,
+                     drift.worst_layer, drift.worst_kv_head);
+}
+
+nlohmann::json DriftJson(const Drift& drift) {
+  return {{"mean", drift.mean},
+          {"worst", drift.worst},
+          {"worst_layer", drift.worst_layer},
+          {"worst_kv_head", drift.worst_kv_head},
+          {"heads", drift.heads}};
 }
 
 nlohmann::json BudgetJson(const PlanBudget& b) {

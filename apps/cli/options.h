@@ -9,6 +9,7 @@
 #include <string>
 
 #include "src/engine/loaded_model.h"
+#include "src/engine/moments_watch.h"
 #include "src/engine/plan_source.h"
 #include "src/formats/plan_budget.h"
 
@@ -43,6 +44,18 @@ struct CacheFlags {
   Status TakeRecipeSettings();
   CLI::Option *k_ = nullptr, *v_ = nullptr, *recipe_ = nullptr, *plan_ = nullptr, *sinks_ = nullptr,
               *recent_ = nullptr, *no_buffer_ = nullptr;
+};
+
+/// --moments: a file that keeps running moments of what the model is asked.
+struct MomentsOption {
+  std::string file;
+  void Add(CLI::App& app);
+  /// Null without the option. plan: that `cache` names, or none; it outlives the watch. Errors: those of
+  /// MomentsWatch::Open and LoadPlanBudget.
+  Result<std::unique_ptr<MomentsWatch>> Open(const LoadedModel& model, const CacheFlags& cache,
+                                             const std::optional<Plan>& plan) const;
+  /// Writes the file and logs what it holds. Nothing for null.
+  Status Finish(MomentsWatch* watch) const;
 };
 
 /// -p or -f, exactly one of them.
@@ -84,5 +97,9 @@ double BytesPerTokenPerHead(const LoadedModel& model, const std::optional<Plan>&
 
 /// "budget" of calibrate's and inspect's results.
 nlohmann::json BudgetJson(const PlanBudget& budget);
+/// "drift" of inspect's results.
+nlohmann::json DriftJson(const Drift& drift);
+/// "1.031, at most 1.42 (layer 3 KV head 0)".
+std::string DriftText(const Drift& drift);
 
 }  // namespace blockgtq::cli

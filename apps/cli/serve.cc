@@ -64,6 +64,7 @@ class ServeCommand : public Command {
     AddSeconds(app, "--write-timeout", server_.write_timeout, "seconds that a client may not read");
     AddSeconds(app, "--drain-timeout", server_.drain_timeout, "seconds that running answers get at the end");
     app.add_flag("!--no-metrics", service_.metrics, "no /metrics");
+    moments_.Add(app);
   }
 
   Status Run() override {
@@ -83,6 +84,8 @@ class ServeCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions options, CacheOptionsFor(cache_.choice, tokens));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> engine_context,
                           Context::Create(*model, options, plan.has_value() ? &*plan : nullptr));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<MomentsWatch> watch, moments_.Open(*model, cache_, plan));
+    engine_context->Watch(watch.get());
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<serve::Scheduler> scheduler,
                           serve::Scheduler::Create(*engine_context, scheduler_));
     BGTQ_RETURN_IF_ERROR(scheduler->WarmUp());
@@ -97,13 +100,19 @@ class ServeCommand : public Command {
         Log(fmt::format("slots: removed {} unfinished files of a server that was killed", removed));
     }
     InstallStopHandler();
+    BGTQ_RETURN_IF_ERROR(Serve(*model, std::move(scheduler)));
+    return moments_.Finish(watch.get());
+  }
+
+ private:
+  Status Serve(LoadedModel& model, std::unique_ptr<serve::Scheduler> scheduler) {
     boost::asio::io_context io(1);
     serve::EngineThread engine(std::move(scheduler), max_waiting_);
-    http::Service service(io, *model, engine, service_);
+    http::Service service(io, model, engine, service_);
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<http::Server> server,
                           http::Server::Listen(io, server_, service));
-    Log(fmt::format("cache: {} tokens, {}; {} requests at a time", tokens, cache_.Name(),
-                    scheduler_.max_running));
+    Log(fmt::format("cache: {} tokens, {}; {} requests at a time", engine.cache().options().max_tokens,
+                    cache_.Name(), scheduler_.max_running));
     if (service_.api_keys.empty() && server_.host != "127.0.0.1" && server_.host != "::1" &&
         server_.host != "localhost") {
       Log("warning: anyone who reaches this address may use the server: give --api-key");
@@ -114,7 +123,6 @@ class ServeCommand : public Command {
     return Status::Ok();
   }
 
- private:
   static void AddSeconds(CLI::App& app, const char* name, std::chrono::milliseconds& value,
                          const char* what) {
     app.add_option_function<double>(
@@ -159,6 +167,7 @@ class ServeCommand : public Command {
   serve::SchedulerOptions scheduler_;
   int64_t cache_tokens_ = 0, max_waiting_ = 256;
   std::string key_file_;
+  MomentsOption moments_;
   std::vector<std::string> allowed_hosts_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "src/core/haar.h"
 #include "src/core/log_norm.h"
@@ -118,6 +119,11 @@ HeadPlan BuildHead(const HeadSpec& spec, uint64_t seed, int layer, int kv_head) 
 void ChooseNormReferences(const HeadCalibration& calibration, HeadPlan& head) {
   const size_t dim = head.head_dim;
   const size_t tokens = calibration.keys.size() / dim;
+  double typical = 0;  // mean square of a coded channel
+  for (size_t i = 0; i < calibration.keys.size(); ++i) {
+    const double x = calibration.keys[i] - (head.key_mean.empty() ? 0.0 : head.key_mean[i % dim]);
+    typical += x * x / static_cast<double>(calibration.keys.size());
+  }
   for (GroupPlan& group : head.groups) {
     std::vector<double> weight(dim, 0.0);  // c_i^2 on the group's dims, 0 elsewhere
     for (int r = 0; r < group.dims; ++r) {
@@ -137,6 +143,9 @@ void ChooseNormReferences(const HeadCalibration& calibration, HeadPlan& head) {
       }
       norms[t] = static_cast<float>(std::sqrt(energy));
     }
+    // A group that calibration never excited: another text may do so about as much as the rest.
+    if (std::all_of(norms.begin(), norms.end(), [](float norm) { return norm == 0; }))
+      norms = {static_cast<float>(std::sqrt(typical * std::accumulate(weight.begin(), weight.end(), 0.0)))};
     group.norm_reference = ChooseNormReference(norms);
   }
   std::vector<float> norms(calibration.values.size() / dim);

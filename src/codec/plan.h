@@ -76,9 +76,12 @@ struct HeadPlan {
   int value_units() const { return value.units; }
 };
 
+/// CalibrationInfo::corpus_hash of a plan that was made of running moments.
+inline constexpr char kMomentsSource[] = "moments";
+
 /// What was measured to make a plan.
 struct CalibrationInfo {
-  std::string corpus_hash;  // xxh3-64 of the text, hex
+  std::string corpus_hash;  // xxh3-64 of the text, hex; or kMomentsSource
   int64_t tokens = 0;
   double seconds = 0;
 };

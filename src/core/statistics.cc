@@ -2,6 +2,7 @@
 #include "src/core/statistics.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace blockgtq {
 namespace {
@@ -13,9 +14,9 @@ void AddEnergy(const float* x, std::vector<double>& energy) {
   }
 }
 
-std::vector<double> Divided(std::vector<double> sums, int64_t count) {
+std::vector<double> Divided(std::vector<double> sums, double count) {
   if (count > 0) {
-    for (double& s : sums) s /= static_cast<double>(count);
+    for (double& s : sums) s /= count;
   }
   return sums;
 }
@@ -38,9 +39,26 @@ void StatisticsAccumulator::AddKey(const float* key) {
   ++keys_;
   for (int d = 0; d < head_dim_; ++d) {
     const double before = key[d] - key_mean_[d];
-    key_mean_[d] += before / static_cast<double>(keys_);
+    key_mean_[d] += before / keys_;
     centred_sum_[d / 2] += before * (key[d] - key_mean_[d]);
   }
+}
+
+void StatisticsAccumulator::Discount(double share) {
+  queries_ *= share;
+  keys_ *= share;
+  for (double& s : query_energy_) s *= share;
+  for (double& s : centred_sum_) s *= share;
+}
+
+void StatisticsAccumulator::Restore(const HeadStatistics& statistics, int group) {
+  keys_ = static_cast<double>(statistics.tokens);
+  queries_ = keys_ * group;
+  query_energy_ = statistics.query_energy;
+  centred_sum_ = statistics.centred_key_energy;
+  key_mean_ = statistics.key_mean;
+  for (double& s : query_energy_) s *= queries_;
+  for (double& s : centred_sum_) s *= keys_;
 }
 
 HeadStatistics StatisticsAccumulator::Finish() const {
@@ -54,7 +72,7 @@ HeadStatistics StatisticsAccumulator::Finish() const {
     const double a = key_mean_[2 * i], b = key_mean_[2 * i + 1];
     s.key_energy[i] = s.centred_key_energy[i] + a * a + b * b;
   }
-  s.tokens = keys_;
+  s.tokens = std::llround(keys_);
   return s;
 }
 

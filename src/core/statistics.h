@@ -23,11 +23,16 @@ class StatisticsAccumulator {
   explicit StatisticsAccumulator(int head_dim);
   void AddQuery(const float* query);  // [head_dim]; one query head of the group
   void AddKey(const float* key);      // [head_dim]
+  /// Counts what was seen so far `share` times as much as what comes, 0 < share <= 1: running statistics
+  /// forget in steps.
+  void Discount(double share);
+  /// As if statistics.tokens keys, and so many queries of each of `group` heads, had been added.
+  void Restore(const HeadStatistics& statistics, int group);
   HeadStatistics Finish() const;
 
  private:
   int head_dim_;
-  int64_t queries_ = 0, keys_ = 0;
+  double queries_ = 0, keys_ = 0;     // counts, discounted
   std::vector<double> query_energy_;  // sums of |q(i)|^2
   std::vector<double> centred_sum_;   // sums of |k(i) - mean(i)|^2 (Welford)
   std::vector<double> key_mean_;      // running mean

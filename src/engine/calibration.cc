@@ -98,37 +98,44 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
 
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
                       const std::string& recipe_name, const RecipeOptions& bits) {
-  const std::vector<RecipeOptions> of_heads(measured.size(), bits);
-  BGTQ_ASSIGN_OR_RETURN(Plan plan, MakePlanByHead(model, measured, recipe_name, of_heads));
-  plan.k_bits = bits.k_bits;  // not rounded
-  plan.v_bits = bits.v_bits;
-  return plan;
+  return MakePlanFor(model.fingerprint(), measured, recipe_name, {&bits, 1});
 }
 
 Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
                             const std::string& recipe_name, std::span<const RecipeOptions> bits) {
+  return MakePlanFor(model.fingerprint(), measured, recipe_name, bits);
+}
+
+Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCalibration> measured,
+                         const std::string& recipe_name, std::span<const RecipeOptions> bits) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
-  if (measured.empty() || bits.size() != measured.size()) {
+  if (measured.empty() || (bits.size() != measured.size() && bits.size() != 1)) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("{} heads are measured, bits are given of {}", measured.size(), bits.size()));
   }
   Plan plan;
   plan.recipe = recipe_name;
   plan.seed = bits.front().seed;
-  plan.model = model.fingerprint();
+  plan.model = model;
   plan.heads.reserve(measured.size());
+  const double share = 1.0 / static_cast<double>(measured.size());
   for (size_t i = 0; i < measured.size(); ++i) {
-    const int layer = static_cast<int>(i) / plan.model.kv_heads,
-              kv_head = static_cast<int>(i) % plan.model.kv_heads;
-    Result<HeadPlan> head = PlanHead(*recipe, measured[i], bits[i], layer, kv_head);
+    const RecipeOptions& of_head = bits[bits.size() == 1 ? 0 : i];
+    const int layer = static_cast<int>(i) / model.kv_heads, kv_head = static_cast<int>(i) % model.kv_heads;
+    Result<HeadPlan> head = PlanHead(*recipe, measured[i], of_head, layer, kv_head);
     if (!head.ok()) return head.status().WithContext(fmt::format("layer {} KV head {}", layer, kv_head));
     plan.heads.push_back(std::move(head).value());
-    plan.k_bits += bits[i].k_bits / static_cast<double>(bits.size());
-    plan.v_bits += bits[i].v_bits / static_cast<double>(bits.size());
+    plan.k_bits += of_head.k_bits * share;
+    plan.v_bits += of_head.v_bits * share;
   }
-  plan.k_bits = std::round(100 * plan.k_bits) / 100;  // as they are shown
-  plan.v_bits = std::round(100 * plan.v_bits) / 100;
+  if (bits.size() == 1) {
+    plan.k_bits = bits.front().k_bits;
+    plan.v_bits = bits.front().v_bits;
+  } else {
+    plan.k_bits = std::round(100 * plan.k_bits) / 100;  // as they are shown
+    plan.v_bits = std::round(100 * plan.v_bits) / 100;
+  }
   BGTQ_RETURN_IF_ERROR(plan.Validate());
   return plan;
 }

@@ -42,6 +42,9 @@ Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration>
 /// means, to two digits.
 Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
                             const std::string& recipe_name, std::span<const RecipeOptions> bits);
+/// Either for a model that is not open, by its fingerprint; bits: of each head, or one for all.
+Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCalibration> measured,
+                         const std::string& recipe_name, std::span<const RecipeOptions> bits);
 /// What a plan's codes would read as.
 SimulatedHeads SimulatePlan(const ModelConfig& config, const Plan& plan, const std::string& recipe_name);
 /// A simulated recipe (or a packed one's twin) from the same measurement, which may be empty where the recipe

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "src/engine/moments_watch.h"
+
 namespace blockgtq {
 
 Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const CacheOptions& options,
@@ -96,17 +98,19 @@ Status Context::Run(std::span<const SequenceTokens> items, const RunOptions& opt
   std::vector<CacheBinding*> bindings;
   for (Context* other : others) bindings.push_back(other->binding_.get());
   if (probe != nullptr) attention = {bindings, probe->report};
-  const Batch batch{
-      tokens_,       slices_, binding_.get(), options.observer, probe != nullptr ? &attention : nullptr,
-      options.layers};
-  const StepInput input{tokens_, slices_, binding_.get(),
-                        options.observer != nullptr || probe != nullptr || partial, bindings};
+  const bool watched = watch_ != nullptr && options.observer == nullptr && probe == nullptr && !partial;
+  AttentionObserver* const observer = watched && watch_->BeginPass(slices_) ? watch_ : options.observer;
+  const Batch batch{tokens_,       slices_, binding_.get(), observer, probe != nullptr ? &attention : nullptr,
+                    options.layers};
+  const StepInput input{tokens_, slices_, binding_.get(), observer != nullptr || probe != nullptr || partial,
+                        bindings};
   BGTQ_RETURN_IF_ERROR(model_.backend().Step(input, [&] { return model_.model().Forward(batch, *hidden_); }));
   for (const BatchSlice& slice : slices_) {
     cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*cache_, slice));
     for (Context* other : others)
       other->cache_->Commit(slice.sequence, slice.count, CodedEndAfter(*other->cache_, slice));
   }
+  if (watched) watch_->EndPass();
   return Status::Ok();
 }
 

@@ -19,6 +19,7 @@ struct SequenceTokens {
 };
 
 class Context;
+class MomentsWatch;
 
 /// Other contexts whose caches take part in a pass (models/model.h, AttentionProbe). They belong to the same
 /// model and hold the sequences of the pass at the same lengths; afterwards they hold its tokens too.
@@ -53,6 +54,9 @@ class Context {
   /// full; nothing changed), kUnsupported (a probe, on a backend that has none), those of Backend::Attention.
   Status Run(std::span<const SequenceTokens> items, const RunOptions& options = {});
   const Activations& hidden() const { return *hidden_; }
+  /// Lets `watch` look at whole passes that nothing else observes. It outlives this, or is null.
+  void Watch(MomentsWatch* watch) { watch_ = watch; }
+  const MomentsWatch* watch() const { return watch_; }
 
   /// Runs a long run of tokens of one sequence in batches of `batch` (0: the backend's choice);
   /// on_batch(first token, rows) is called after each with hidden() holding its rows. A non-ok Status from
@@ -74,6 +78,7 @@ class Context {
   Status ReserveSlices(std::span<Context* const> others);
 
   LoadedModel& model_;
+  MomentsWatch* watch_ = nullptr;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<CacheBinding> binding_;
   std::unique_ptr<Activations> hidden_, gathered_, logits_;

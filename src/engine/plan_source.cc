@@ -72,9 +72,10 @@ Result<std::optional<Plan>> ObtainPlan(LoadedModel& model, const CacheChoice& ch
   options.progress = progress;
   BGTQ_ASSIGN_OR_RETURN(Plan plan, Calibrate(model, bundled_text, options));
   const Status saved = SavePlan(plan, path);
-  log(saved.ok()
-          ? fmt::format("plan: made in {:.1f} s, saved as {}", plan.calibration.seconds, path)
-          : fmt::format("plan: made in {:.1f} s; not saved: {}", plan.calibration.seconds, saved.message()));
+  log(saved.ok() ? fmt::format("plan: made from the bundled text in {:.1f} s, saved as {}",
+                               plan.calibration.seconds, path)
+                 : fmt::format("plan: made from the bundled text in {:.1f} s; not saved: {}",
+                               plan.calibration.seconds, saved.message()));
   return std::optional<Plan>(std::move(plan));
 }
 

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "src/engine/calibration.h"
@@ -117,6 +119,7 @@ KeyErrors MeanOf(const std::vector<KeyErrors>& layers) {
     mean.kl += e.kl / count;
     mean.overlap += e.overlap / count;
     mean.latent_mae += e.latent_mae / count;
+    mean.rms += e.rms / count;
   }
   return mean;
 }
@@ -134,7 +137,13 @@ DiagnosedStorage Figures(const KeyStorage& storage, std::vector<KeyErrors> layer
   if (storage.block_widths.empty()) return out;
   for (int l = 0; l < storage.heads.layers; ++l) {
     out.fingerprint.push_back(storage.Fingerprint(l));
-    if (storage.latent_dims > 0) out.latent_fingerprint.push_back(storage.LatentFingerprint(l));
+    if (storage.latent_dims > 0) {
+      out.latent_fingerprint.push_back(storage.LatentFingerprint(l));
+      continue;
+    }
+    const auto first = storage.predicted_square.begin() + std::ptrdiff_t{l} * storage.heads.kv_heads;
+    const double sum = std::accumulate(first, first + storage.heads.kv_heads, 0.0);
+    out.predicted_rms.push_back(std::sqrt(sum / storage.heads.kv_heads));
   }
   return out;
 }

@@ -34,6 +34,7 @@ struct KeyErrors {
   double kl = 0;   // mean divergence of the softmax, nats
   double overlap = 0;     // mean share of the ten most attended tokens kept
   double latent_mae = 0;  // mean absolute error of the latent's part of unscaled logits; 0 without latents
+  double rms = 0;         // root mean square of what mae is the mean of
 };
 
 /// One storage's figures.
@@ -46,6 +47,9 @@ struct DiagnosedStorage {
   std::vector<std::array<double, 8>> fingerprint;         // [layers]; empty without a plan
   std::vector<std::array<double, 8>> latent_fingerprint;  // [layers], of the latent; empty without one
   std::vector<std::vector<int>> block_widths;  // [layers * kv_heads][head_dim / 2]; empty without a plan
+  /// [layers]: KeyErrors::rms as the error law predicts it from calibration (codec/logit_error.h); empty
+  /// without a plan and for latents.
+  std::vector<double> predicted_rms;
 };
 
 /// Layers in which one storage is strictly better than another.

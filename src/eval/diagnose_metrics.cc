@@ -64,6 +64,7 @@ OffsetRotations::OffsetRotations(const RopeTable& rope) {
 
 KeyErrorSums& KeyErrorSums::operator+=(const KeyErrorSums& other) {
   logit_error += other.logit_error;
+  logit_square += other.logit_square;
   logits += other.logits;
   latent_error += other.latent_error;
   kl += other.kl;
@@ -120,7 +121,10 @@ void QueryHead::AddLogitErrors(std::span<const float> decoded, const OffsetRotat
       const float *cosines = rotations.Cos(block), *sines = rotations.Sin(block);
       for (size_t o = 0; o < kLogitOffsets; ++o) error[o] += cosines[o] * a + sines[o] * b;
     }
-    for (float e : error) sums.logit_error += std::abs(e);
+    for (float e : error) {
+      sums.logit_error += std::abs(e);
+      sums.logit_square += double{e} * e;
+    }
     sums.logits += kLogitOffsets;
     double latent = 0;
     for (int d = rope_dims; d < dim_; ++d) latent += q[d] * (k[d] - z[d]);

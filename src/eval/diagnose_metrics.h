@@ -34,6 +34,7 @@ class OffsetRotations {
 /// Sums over the queries of one head; their means are what is reported.
 struct KeyErrorSums {
   double logit_error = 0;   // |q' R k - q' R k^|, unscaled logits; of latents' heads the rope key's part
+  double logit_square = 0;  // its square
   int64_t logits = 0;       // tokens x offsets
   double latent_error = 0;  // |q' k - q' k^| of the latent's dims, a token each
   double kl = 0;            // nats, of the softmax over the tokens a query sees

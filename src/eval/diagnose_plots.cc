@@ -52,6 +52,28 @@ std::string ErrorsByLayer(const DiagnoseResult& result, const DiagnosedRow& row)
   return DrawSvg(chart);
 }
 
+/// Measured and predicted errors of the first recipe's storages; empty where none has a plan.
+std::string PredictedErrors(const DiagnoseResult& result) {
+  SvgLineChart chart;
+  chart.title = "RoPE-logit error by layer: predicted from calibration, and measured";
+  chart.subtitle =
+      fmt::format("{}; lines: predicted for nearest rounding, points: measured", ModelText(result));
+  chart.x = {.label = "layer", .whole_numbers = true};
+  chart.y = {.label = "root mean square of the logit error (unscaled)", .logarithmic = true};
+  for (const DiagnosedStorage& d : result.storages) {
+    if (d.recipe != result.storages.front().recipe || d.predicted_rms.empty()) continue;
+    SvgSeries predicted{.name = d.name + " predicted", .markers = false},
+        measured{.name = d.name + " measured", .line = false};
+    for (size_t l = 0; l < d.layers.size(); ++l) {
+      predicted.points.push_back({static_cast<double>(l), d.predicted_rms[l]});
+      measured.points.push_back({static_cast<double>(l), d.layers[l].rms});
+    }
+    chart.series.push_back(std::move(predicted));
+    chart.series.push_back(std::move(measured));
+  }
+  return chart.series.empty() ? std::string() : DrawSvg(chart);
+}
+
 /// One series a recipe, a point a storage, in the order of stored bytes.
 template <typename PointOf>
 std::vector<SvgSeries> SeriesOfRecipes(const DiagnoseResult& result, bool line, PointOf point_of) {
@@ -194,6 +216,8 @@ std::vector<std::pair<std::string, std::string>> DiagnosePlots(const DiagnoseRes
     files.emplace_back(fmt::format("mae-{}.svg", FileName(result.storages[row.storages[0]].name)),
                        ErrorsByLayer(result, row));
   files.emplace_back("kl.svg", DivergenceBySize(result));
+  if (std::string drawn = PredictedErrors(result); !drawn.empty())
+    files.emplace_back("predicted.svg", std::move(drawn));
   files.emplace_back("overlap.svg", OverlapByDivergence(result));
   files.emplace_back(fmt::format("spectrum-{}.{}.svg", head.layer, head.kv_head), Spectrum(result, head));
   return files;

@@ -58,7 +58,7 @@ class ScoringObserver : public AttentionObserver {
       for (const KeyErrorSums& sum : sums_[s]) {
         const double queries = static_cast<double>(sum.queries), logits = static_cast<double>(sum.logits);
         means[s].push_back({sum.logit_error / logits, sum.kl / queries, sum.overlap / queries,
-                            sum.latent_error * kLogitOffsets / logits});
+                            sum.latent_error * kLogitOffsets / logits, std::sqrt(sum.logit_square / logits)});
       }
     }
     return means;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "src/codec/logit_error.h"
 #include "src/engine/calibration.h"
 #include "src/eval/plan_picture.h"
 
@@ -139,9 +140,11 @@ Result<KeyStorage> MakeKeyStorage(const StorageSource& source, const std::string
     BGTQ_ASSIGN_OR_RETURN(const Plan plan,
                           MakePlan(*source.model, source.measured, std::string(planned->name), options));
     storage.heads = {recipe, config.layers, config.kv_heads, config.head_dim, {}};
-    for (const HeadPlan& head : plan.heads) {
+    for (size_t h = 0; h < plan.heads.size(); ++h) {
+      const HeadPlan& head = plan.heads[h];
       storage.heads.heads.push_back(SimulatePlannedHead(head, source.rope));
       storage.block_widths.push_back(BlockWidths(head));
+      storage.predicted_square.push_back(PredictedLogitError(head, source.measured[h].statistics));
     }
   } else {
     const SimulationInput input{config.layers, config.kv_heads, source.rope, source.measured};

@@ -22,6 +22,8 @@ struct KeyStorage {
   SimulatedHeads heads;
   int latent_dims = 0;                         // the last of a key's dims that are a latent
   std::vector<std::vector<int>> block_widths;  // [layers * kv_heads][head_dim / 2]; empty without a plan
+  std::vector<double> predicted_square;        // [layers * kv_heads], PredictedLogitError under calibration's
+                                               // statistics; empty without a plan
 
   /// "aligned K3".
   std::string Name() const;

@@ -109,6 +109,11 @@ class Planner {
   Status Check() const {
     if ((options_.bytes > 0) == (options_.target_kld > 0))
       return Invalid("one of a budget in bytes and a target divergence must be positive");
+    if (!model_.backend().has_simulated_caches()) {  // said before minutes are spent on measuring
+      return {ErrorCode::kUnsupported,
+              fmt::format("{} has no simulated caches, which probes of a budget run: use --device cpu",
+                          model_.backend().name())};
+    }
     for (const double bits : {1., 2., 3., 4., 5., 8.})
       if (options_.probe_bits == bits) return Status::Ok();
     return Invalid(fmt::format("probe bits {} must be one of 1, 2, 3, 4, 5, 8", options_.probe_bits));

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "src/formats/fingerprint_json.h"
 #include "src/formats/json_fields.h"
 #include "src/formats/message.h"
 #include "src/formats/plan_file.h"
@@ -21,8 +22,7 @@ namespace {
 
 constexpr size_t kMaxJsonBytes = size_t{16} << 20;
 constexpr int kMaxJsonDepth = 8;
-constexpr int kMaxDim = 1024;  // of a head; also bounds units and groups
-constexpr int kMaxLayers = 1 << 16;
+constexpr int kMaxDim = kMaxFingerprintDim;  // also bounds units and groups
 
 Status Corrupt(const std::string& what) { return Status(ErrorCode::kCorruptFile, what); }
 
@@ -90,17 +90,7 @@ class Loader {
   Status ReadModel() {
     BGTQ_ASSIGN_OR_RETURN(const nlohmann::json json, Json("model"));
     BGTQ_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(json, "metadata 'model'"));
-    ModelFingerprint& model = plan_.model;
-    BGTQ_ASSIGN_OR_RETURN(model.architecture, fields.Text("architecture"));
-    BGTQ_RETURN_IF_ERROR(ReadInt(fields, "layers", 1, kMaxLayers, &model.layers));
-    BGTQ_RETURN_IF_ERROR(ReadInt(fields, "heads", 1, kMaxLayers, &model.heads));
-    BGTQ_RETURN_IF_ERROR(ReadInt(fields, "kv_heads", 1, kMaxLayers, &model.kv_heads));
-    BGTQ_RETURN_IF_ERROR(ReadInt(fields, "head_dim", 2, kMaxDim, &model.head_dim));
-    BGTQ_RETURN_IF_ERROR(ReadInt(fields, "rotary_dims", 0, kMaxDim, &model.rotary_dims));
-    BGTQ_ASSIGN_OR_RETURN(model.rope_freq_base, fields.Real("rope_freq_base"));
-    BGTQ_ASSIGN_OR_RETURN(model.rope_pairing, fields.Text("rope_pairing"));
-    BGTQ_ASSIGN_OR_RETURN(model.rope_scaling_hash, fields.Text("rope_scaling_hash"));
-    BGTQ_ASSIGN_OR_RETURN(model.key_weights_hash, fields.Text("key_weights_hash"));
+    BGTQ_ASSIGN_OR_RETURN(plan_.model, ReadFingerprint(fields));
     return Status::Ok();
   }
 

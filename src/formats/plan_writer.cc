@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "src/formats/fingerprint_json.h"
 #include "src/formats/plan_file.h"
 #include "src/formats/plan_file_names.h"
 #include "src/formats/safetensors.h"
@@ -13,19 +14,6 @@ namespace blockgtq {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Json ModelJson(const ModelFingerprint& model) {
-  return {{"architecture", model.architecture},
-          {"layers", model.layers},
-          {"heads", model.heads},
-          {"kv_heads", model.kv_heads},
-          {"head_dim", model.head_dim},
-          {"rope_freq_base", model.rope_freq_base},
-          {"rotary_dims", model.rotary_dims},
-          {"rope_pairing", model.rope_pairing},
-          {"rope_scaling_hash", model.rope_scaling_hash},
-          {"key_weights_hash", model.key_weights_hash}};
-}
 
 // Floats go through double, whose shortest decimal form reads back exactly.
 Json GroupJson(const GroupPlan& group) {
@@ -107,7 +95,7 @@ Status SavePlan(const Plan& plan, const std::string& path, const std::optional<P
         {"k_bits", fmt::format("{}", plan.k_bits)},
         {"v_bits", fmt::format("{}", plan.v_bits)},
         {"seed", std::to_string(plan.seed)},
-        {"model", ModelJson(plan.model).dump()},
+        {"model", FingerprintJson(plan.model).dump()},
         {"calibration", Json{{"corpus_hash", plan.calibration.corpus_hash},
                              {"tokens", plan.calibration.tokens},
                              {"seconds", plan.calibration.seconds}}

@@ -45,6 +45,9 @@ struct SchedulerStats {
   int64_t page_tokens_used = 0, page_tokens = 0;  // pages taken and all, in tokens
   int64_t sequence_tokens = 0;                    // of running requests and kept slots
   int64_t kv_bytes = 0, kv_bytes_fp16 = 0;        // of those: as they are kept, and in fp16
+  bool watched = false;                           // moments are gathered (engine/moments_watch.h)
+  int64_t moments_tokens = 0;
+  double drift = 0, worst_drift = 0;  // of the plan; 0: not measured yet
 };
 
 struct SlotInfo {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/engine/moments_watch.h"
 #include "src/serve/scheduler.h"
 
 namespace blockgtq::serve {
@@ -163,6 +164,15 @@ SchedulerStats Scheduler::stats() const {
   for (const auto& stream : running_) count(*stream->sequence, stream->stored);
   for (const Slot& slot : slots_) {
     if (slot.sequence.has_value()) count(*slot.sequence, static_cast<int64_t>(slot.tokens.size()));
+  }
+  if (context_.watch() != nullptr) {
+    const MomentsWatch::State state = context_.watch()->state();
+    stats.watched = true;
+    stats.moments_tokens = state.seen;
+    if (state.drift.has_value()) {
+      stats.drift = state.drift->mean;
+      stats.worst_drift = state.drift->worst;
+    }
   }
   return stats;
 }

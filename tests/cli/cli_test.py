@@ -59,6 +59,8 @@ class CommandLine(Fixture):
         self.assertEqual(made["recipe"], "aligned")
         self.assertEqual((made["k_bits"], made["v_bits"], made["calibration_tokens"]), (3, 3, 300))
         self.assertGreater(made["compression"], 3.5)
+        _, done = self.ok("calibrate", "-m", self.model, "--tokens", 100, "-o", self.folder / "other.safetensors")
+        self.assertIn(b"the bundled start of WikiText-2 train", done.stderr)
         picture = self.folder / "plan.svg"
         seen, _ = self.ok("inspect", plan, "--plot", picture)
         self.assertEqual((seen["layers"], seen["kv_heads"], seen["head_dim"]), (2, 2, 16))
@@ -67,6 +69,29 @@ class CommandLine(Fixture):
             self.assertEqual(len(group["block_widths"]), 8)
             self.assertTrue(all(1 <= w <= 8 for w in group["block_widths"]))
         self.assertGreaterEqual(len(xml.dom.minidom.parse(str(picture)).getElementsByTagName("rect")), 5)
+
+    def test_moments_are_kept_inspected_and_made_a_plan_of(self):
+        plan, moments, new = (self.folder / name for name in ("plan.safetensors", "moments.safetensors", "new.safetensors"))
+        self.ok("calibrate", "-m", self.model, "-f", self.text, "--tokens", 300, "-o", plan)
+        for looked_at in (100, 200):
+            done = run("generate", "-m", self.model, "-p", "A" * 100, "-n", 4, "--ignore-eos", "--plan", plan, "--moments",
+                       moments)
+            self.assertEqual(done.returncode, 0, done.stderr.decode())
+            self.assertIn("drift of the plan", done.stderr.decode().splitlines()[-1])
+            seen, _ = self.ok("inspect", moments, "--plan", plan)
+            self.assertGreater(seen["moments_tokens"], looked_at - 30)
+        self.assertGreater(seen["drift"]["mean"], 1)
+        self.assertEqual(len(seen["drift"]["heads"]), 4)
+        made, _ = self.ok("calibrate", "-m", self.model, "--adapt", moments, "--plan", plan, "-o", new)
+        self.assertEqual((made["k_bits"], made["calibration_tokens"]), (3, seen["moments_tokens"]))
+        self.assertAlmostEqual(made["drift"]["mean"], seen["drift"]["mean"])
+        again, _ = self.ok("inspect", moments, "--plan", new)
+        self.assertAlmostEqual(again["drift"]["mean"], 1, places=5)
+        self.fails("calibrate", "-m", self.model, "--adapt", moments, needs=["-o"])
+        self.fails("calibrate", "-m", self.model, "--adapt", moments, "-f", self.text, "-o", new, needs=["--adapt"], code=2)
+        self.fails("calibrate", "-m", self.model, "--adapt", moments, "-o", moments, needs=["moments.safetensors"])
+        self.fails("calibrate", "-m", self.model, "--adapt", plan, "-o", new, needs=["plan.safetensors", "moments"])
+        self.fails("inspect", plan, "--plan", new, needs=["--plan", "no file of moments"])
 
     def test_inspect_a_model(self):
         seen, done = self.ok("inspect", self.model)

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace blockgtq {
@@ -65,6 +67,62 @@ TEST(Statistics, OfNothingAreZero) {
   EXPECT_EQ(s.tokens, 0);
   EXPECT_EQ(s.query_energy, (std::vector<double>{0, 0}));
   EXPECT_EQ(s.key_mean, (std::vector<double>{0, 0, 0, 0}));
+}
+
+// Old vectors count half, new ones whole: weighted two-pass sums say the same.
+TEST(Statistics, DiscountedVectorsWeighLess) {
+  constexpr int kOld = 40, kNew = 30;
+  std::mt19937 rng(5);
+  std::normal_distribution<float> normal;
+  StatisticsAccumulator accumulator(2);
+  std::vector<std::pair<double, std::array<float, 2>>> seen;  // weight, vector
+  for (int t = 0; t < kOld + kNew; ++t) {
+    if (t == kOld) accumulator.Discount(0.5);
+    const bool old = t < kOld;
+    const std::array<float, 2> x = {normal(rng) + (old ? 3.0f : -2.0f), normal(rng) * (old ? 1.0f : 4.0f)};
+    seen.emplace_back(old ? 0.5 : 1.0, x);
+    accumulator.AddKey(x.data());
+    accumulator.AddQuery(x.data());
+  }
+  double weight = 0, energy = 0, centred = 0, mean[2] = {};
+  for (const auto& [w, x] : seen) {
+    weight += w;
+    for (int d = 0; d < 2; ++d) mean[d] += w * x[d];
+    energy += w * (double{x[0]} * x[0] + double{x[1]} * x[1]);
+  }
+  for (double& m : mean) m /= weight;
+  for (const auto& [w, x] : seen)
+    for (int d = 0; d < 2; ++d) centred += w * (x[d] - mean[d]) * (x[d] - mean[d]);
+  const HeadStatistics s = accumulator.Finish();
+  EXPECT_EQ(s.tokens, kOld / 2 + kNew);
+  EXPECT_NEAR(s.key_mean[0], mean[0], 1e-12);
+  EXPECT_NEAR(s.query_energy[0], energy / weight, 1e-12);
+  EXPECT_NEAR(s.centred_key_energy[0], centred / weight, 1e-12);
+}
+
+TEST(Statistics, RestoredSumsGoOnWhereTheyWere) {
+  std::mt19937 rng(6);
+  std::normal_distribution<float> normal(1.0f);
+  StatisticsAccumulator whole(4), first(4), second(4);
+  for (int t = 0; t < 50; ++t) {
+    if (t == 20) second.Restore(first.Finish(), 2);
+    StatisticsAccumulator& part = t < 20 ? first : second;
+    for (int h = 0; h < 2; ++h) {
+      const float q[4] = {normal(rng), normal(rng), normal(rng), normal(rng)};
+      whole.AddQuery(q);
+      part.AddQuery(q);
+    }
+    const float k[4] = {normal(rng), normal(rng), normal(rng), normal(rng)};
+    whole.AddKey(k);
+    part.AddKey(k);
+  }
+  const HeadStatistics a = whole.Finish(), b = second.Finish();
+  EXPECT_EQ(a.tokens, b.tokens);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_NEAR(a.query_energy[i], b.query_energy[i], 1e-12);
+    EXPECT_NEAR(a.centred_key_energy[i], b.centred_key_energy[i], 1e-12);
+    EXPECT_NEAR(a.key_mean[2 * i], b.key_mean[2 * i], 1e-12);
+  }
 }
 
 }  // namespace

@@ -260,7 +260,7 @@ TEST_F(DiagnoseOfATinyModel, EqualsAPlainLoopOverChunksHeadsAndTokens) {
   const auto plan = MakePlan(*model_, *measured, "aligned", {});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   auto rope = std::make_shared<RopeTable>(c.rope);
-  std::vector<double> error(static_cast<size_t>(c.layers), 0);
+  std::vector<double> error(static_cast<size_t>(c.layers), 0), square(error);
   for (size_t chunk = 0; chunk < 2; ++chunk) {
     CacheOptions cache;
     cache.kind = CacheKind::kFloat;
@@ -298,14 +298,23 @@ TEST_F(DiagnoseOfATinyModel, EqualsAPlainLoopOverChunksHeadsAndTokens) {
                        (query[x] * std::sin(a) + query[y] * std::cos(a)) * (key[y] - decoded[y]);
             }
             error[static_cast<size_t>(l)] += std::abs(logit);
+            square[static_cast<size_t>(l)] += logit * logit;
           }
         }
       }
     }
   }
-  for (size_t l = 0; l < error.size(); ++l)
-    EXPECT_NEAR(error[l] / (2.0 * 256 * c.heads * 50) / result.storages[0].layers[l].mae, 1, 1e-4)
-        << "layer " << l;
+  const DiagnosedStorage& storage = result.storages[0];
+  ASSERT_EQ(storage.predicted_rms.size(), error.size());
+  for (size_t l = 0; l < error.size(); ++l) {
+    const double logits = 2.0 * 256 * c.heads * 50;
+    EXPECT_NEAR(error[l] / logits / storage.layers[l].mae, 1, 1e-4) << "layer " << l;
+    const double rms = std::sqrt(square[l] / logits);
+    EXPECT_NEAR(rms / storage.layers[l].rms, 1, 1e-4) << "layer " << l;
+    // Predicted on another text, for nearest rounding; small groups round to 0.7 of its square at best.
+    EXPECT_LT(rms / storage.predicted_rms[l], 1.1) << "layer " << l;
+    EXPECT_GT(rms / storage.predicted_rms[l], 0.7) << "layer " << l;
+  }
 }
 
 // A cache of latents: the rope key's logits at all offsets, the latent's plain product, both from the
@@ -524,7 +533,7 @@ TEST_F(DiagnoseOfATinyModel, TablesAndPlotsNameEveryStorage) {
   for (const auto& [name, svg] : plots) names.push_back(name);
   EXPECT_EQ(names, (std::vector<std::string>{"fingerprint-aligned-K2.svg", "fingerprint-paper-K2.svg",
                                              "fingerprint-uniform-K2.svg", "mae-aligned-K2.svg", "kl.svg",
-                                             "overlap.svg", "spectrum-1.1.svg"}));
+                                             "predicted.svg", "overlap.svg", "spectrum-1.1.svg"}));
   for (const DiagnosedStorage& d : result.storages) {
     EXPECT_NE(tables.find(d.name), std::string::npos);
     EXPECT_NE(plots[3].second.find(d.name), std::string::npos);

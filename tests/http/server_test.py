@@ -89,6 +89,28 @@ class Api(unittest.TestCase):
         ids = self.server.json("POST", "/tokenize", {"content": "hello there"})[1]["tokens"]
         self.assertEqual(self.server.json("POST", "/detokenize", {"tokens": ids})[1]["content"], "hello there")
 
+    def test_moments_are_measured_and_kept(self):
+        folder = tempfile.mkdtemp(prefix="bgtq-moments-")
+        self.addCleanup(shutil.rmtree, folder)
+        path = os.path.join(folder, "moments.safetensors")
+        server = Server("--moments", path, recipe="aligned")
+        try:
+            self.assertEqual(server.metric("moments_tokens"), 0)
+            deadline = time.time() + 30
+            for start in range(10_000):  # one pass in 16 is looked at; the drift comes from a thread of its own
+                body = {"prompt": [7 + (start + 3 * i) % 240 for i in range(400)], "max_tokens": 1}
+                self.assertEqual(server.json("POST", "/v1/completions", body)[0], 200)
+                if b"blockgtq_plan_drift" in server.request("GET", "/metrics")[1]:
+                    break
+                self.assertLess(time.time(), deadline)
+            self.assertGreaterEqual(server.metric("moments_tokens"), 256)
+            self.assertGreater(server.metric("plan_drift"), 1)
+            self.assertGreaterEqual(server.metric("plan_drift_worst"), server.metric("plan_drift"))
+        finally:
+            self.assertEqual(server.stop(), 0)
+        self.assertGreater(os.path.getsize(path), 10_000)
+        self.assertNotIn(b"moments", self.server.request("GET", "/metrics")[1])
+
     def test_a_stream_is_the_whole_answer_in_parts(self):
         whole = self.complete(greedy(30))
         self.assertEqual(whole["usage"]["completion_tokens"], 30)

@@ -1,0 +1,30 @@
+// How far a plan has drifted from what a model is asked, and the plan that fits it (docs/method.md, "Drift").
+#pragma once
+
+#include <vector>
+
+#include "blockgtq/status.h"
+#include "src/codec/plan.h"
+#include "src/formats/moments_file.h"
+
+namespace blockgtq {
+
+/// How a plan fares under moments, against the plan that the same recipe makes of them at the same bytes.
+struct Drift {
+  /// Geometric mean over heads of the predicted square of a logit's error, the plan's over the new plan's: 1
+  /// where nothing has changed.
+  double mean = 1;
+  double worst = 1;  // of a head
+  int worst_layer = 0, worst_kv_head = 0;
+  std::vector<double> heads;  // [layers * kv_heads]
+};
+
+/// The plan that `plan`'s recipe makes of the moments: its seed and its bits; where a budget was spent over
+/// heads (by_head), each head keeps the bytes of its keys at most, and the width of its values.
+/// Errors: kMismatch naming what differs between the models; kInvalidArgument (too few tokens); those of
+/// MakePlanFor.
+Result<Plan> AdaptPlan(const Plan& plan, const ModelMoments& moments, bool by_head);
+/// Errors: those of AdaptPlan.
+Result<Drift> MeasureDrift(const Plan& plan, const ModelMoments& moments, bool by_head);
+
+}  // namespace blockgtq
