@@ -69,7 +69,7 @@ Status Scheduler::WarmUp() {
     }
     return pass(0, 1);
   };
-  const Status status = run();
+  Status status = run();
   cache_.RemoveSequence(sequence);
   return status;
 }
