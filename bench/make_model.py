@@ -20,13 +20,17 @@ SHAPES = {
     "small-128": ("qwen2", 4, 1024, 2816, 8, 2, 128, 1024, 131072, 1e6, True),
     "small-256": ("llama", 2, 1024, 2816, 8, 2, 256, 1024, 32768, 1e4, True),
     # One of each family that asks for operations of its own: norms of heads and experts; fused matrices and partial
-    # RoPE; norms after; norms of whole projections, and only after.
+    # RoPE; norms after; norms of whole projections, and only after; sliding windows, in all layers or, with a RoPE of
+    # their own, in five of six.
     "small-qwen3": ("qwen3", 4, 1024, 2816, 8, 2, 128, 1024, 32768, 1e6, True),
     "small-qwen3moe": ("qwen3moe", 4, 1024, 2816, 8, 2, 128, 1024, 32768, 1e6, False),
     "small-chatglm": ("chatglm", 4, 1024, 2816, 8, 2, 128, 1024, 32768, 1e4, False),
     "small-glm4": ("glm4", 4, 1024, 2816, 8, 2, 128, 1024, 32768, 1e4, False),
     "small-olmo2": ("olmo2", 4, 1024, 2816, 8, 8, 64, 1024, 4096, 5e5, False),
+    "small-swa": ("llama", 4, 576, 1536, 9, 3, 64, 1024, 8192, 1e4, True),
+    "small-gemma3": ("gemma3", 6, 1024, 2816, 4, 1, 256, 1024, 32768, 1e6, False),
 }
+WINDOWS = {"small-swa": 96, "small-gemma3": 100}
 EXPERTS, EXPERTS_USED, EXPERT_INNER = 16, 4, 704
 NORM = "norm"
 STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6
@@ -72,9 +76,9 @@ def layer_tensors(arch, blk, hidden, inner, heads, kv_heads, dim):
     if arch != "olmo2":
         norm = None if arch in ("llama", "qwen2") else NORM
         tensors += [(blk + "attn_norm.weight", 1, hidden, norm), (blk + "ffn_norm.weight", 1, hidden, norm)]
-    if arch in ("glm4", "olmo2"):
+    if arch in ("glm4", "olmo2", "gemma3"):
         tensors += [(blk + "post_attention_norm.weight", 1, hidden, NORM), (blk + "post_ffw_norm.weight", 1, hidden, NORM)]
-    if arch in ("qwen3", "qwen3moe", "olmo2"):
+    if arch in ("qwen3", "qwen3moe", "olmo2", "gemma3"):
         whole = arch == "olmo2"
         tensors += [(blk + "attn_q_norm.weight", 1, q if whole else dim, NORM),
                     (blk + "attn_k_norm.weight", 1, kv if whole else dim, NORM)]
@@ -120,6 +124,7 @@ def main():
         entry(f"{arch}.attention.layer_norm_rms_epsilon", FLOAT32, 1e-6),
         entry(f"{arch}.rope.freq_base", FLOAT32, base),
         *([entry(f"{arch}.rope.dimension_count", UINT32, dim // 2)] if arch in ("chatglm", "glm4") else []),
+        *([entry(f"{arch}.attention.sliding_window", UINT32, WINDOWS[arguments.shape])] if arguments.shape in WINDOWS else []),
         *([entry(f"{arch}.expert_count", UINT32, EXPERTS), entry(f"{arch}.expert_used_count", UINT32, EXPERTS_USED),
            entry(f"{arch}.expert_feed_forward_length", UINT32, EXPERT_INNER)] if arch == "qwen3moe" else []),
         entry("tokenizer.ggml.model", STRING, "gpt2"),

@@ -5,8 +5,9 @@
   bench/server_load.py --binary BINARY --model-file MODEL.gguf --short    # seconds; what the tests run
 
 soak        --streams clients for --seconds, each sending one greedy request after the other; some leave in the
-            middle. Every text is compared with what the request gets when it is alone, and the server's resident
-            size is read once a second.
+            middle. Every text is compared with what the request gets when it is alone (on a GPU a matrix product
+            may round differently in other company: of texts that differ, the difference in log probability of the
+            two likeliest tokens where they part), and the server's resident size is read once a second.
 throughput  tokens a second of 1 and of 16 streams that begin together, after short and after long prompts.
 prefix      time to the first token of a prompt that is new, and of one whose first 2,000 tokens were seen before.
 peer        the same batches in llama.cpp (C API of llama-cpp-python, without HTTP), where --llama-python names a
@@ -170,9 +171,10 @@ def run_all(port, requests, concurrent=None):
     return clients
 
 
-def request(prompt, tokens, **more):
-    body = json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-                       "stream_options": {"include_usage": True}, **more}).encode()
+def request(prompt, tokens, stream=True, **more):
+    streaming = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    body = json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **streaming,
+                       **more}).encode()
     return (f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
             .encode() + body)
 
@@ -181,17 +183,32 @@ def words(generator, count):
     return " ".join(generator.choice(WORDS) for _ in range(count))
 
 
+def gap_where_texts_part(server, prompt, tokens, alone, text):
+    """By how much log probability the model prefers its token over the next best where `text` leaves `alone`."""
+    common = len(os.path.commonprefix([alone, text]))
+    client = run_all(server.port, [request(prompt, tokens, stream=False, logprobs=2)])[0]
+    logprobs = json.loads(client.body())["choices"][0]["logprobs"]
+    end = 0
+    for token, likeliest in zip(logprobs["tokens"], logprobs["top_logprobs"]):
+        end += len(token)
+        if end > common:
+            ordered = sorted(likeliest.values(), reverse=True)
+            return ordered[0] - ordered[-1]  # 0 where both have one text
+    return 0.0  # they part behind the last token: in how the bytes of one character were cut
+
+
 def soak(server, streams, seconds, warm_up, requests_count, longest):
     generator = random.Random(1)
     lengths = [generator.choice((2, longest // 30, longest // 10, longest // 3, longest)) for _ in range(requests_count)]
-    requests = [request(f"{i} " + words(generator, n), generator.randint(8, 96)) for i, n in enumerate(lengths)]
+    asked = [(f"{i} " + words(generator, n), generator.randint(8, 96)) for i, n in enumerate(lengths)]
+    requests = [request(prompt, tokens) for prompt, tokens in asked]
     clients = run_all(server.port, requests, 1)
     alone = [client.answer()[0] for client in clients]
     if None in alone:
         sys.exit("a request failed that ran alone: " + clients[alone.index(None)].body().decode())
 
     counts = {"requests": 0, "left_in_the_middle": 0, "failed": 0, "different": 0, "tokens": 0}
-    resident = []
+    resident, others = [], set()
 
     def phase(duration, record):
         begun = time.time()
@@ -218,7 +235,9 @@ def soak(server, streams, seconds, warm_up, requests_count, longest):
                 continue
             text, usage = client.answer()
             counts["failed"] += text is None
-            counts["different"] += text is not None and text != alone[index]
+            if text is not None and text != alone[index]:
+                counts["different"] += 1
+                others.add((index, text))
             counts["tokens"] += usage.get("completion_tokens", 0)
         time.sleep(0.5)
         return server.resident_kib(), time.time() - begun
@@ -228,8 +247,10 @@ def soak(server, streams, seconds, warm_up, requests_count, longest):
     idle_after, took = phase(seconds, True)
     half = [kib for _, kib in resident[len(resident) // 2:]]
     metrics = server.metrics()
+    gaps = [gap_where_texts_part(server, *asked[index], alone[index], text) for index, text in sorted(others)]
     return {
         "streams": streams, "seconds": seconds, "warm_up_seconds": warm_up, **counts,
+        "largest_gap_where_texts_part": round(max(gaps), 4) if gaps else None,
         "tokens_per_second": round(counts["tokens"] / took, 1),
         "resident_mib_idle_before": round(idle_before / 1024, 1), "resident_mib_idle_after": round(idle_after / 1024, 1),
         "resident_mib_highest_second_half": round(max(half) / 1024, 1),

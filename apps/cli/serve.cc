@@ -88,6 +88,7 @@ class ServeCommand : public Command {
     engine_context->Watch(watch.get());
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<serve::Scheduler> scheduler,
                           serve::Scheduler::Create(*engine_context, scheduler_));
+    BGTQ_RETURN_IF_ERROR(scheduler->WarmUp());
 
     if (service_.model_name.empty()) service_.model_name = std::filesystem::path(model_.path).stem().string();
     service_.cache_name = cache_.Name();

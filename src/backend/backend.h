@@ -185,6 +185,8 @@ class Backend {
   virtual CacheKind exact_cache_kind() const = 0;
   /// Tokens of a prompt that it likes to have in one pass.
   virtual int64_t prompt_batch() const = 0;
+  /// Whether it loads kernels and libraries, or builds plans, when a pass first needs them.
+  virtual bool loads_late() const { return false; }
 
   /// Whether attention over caches of kind kSimulated is there.
   virtual bool has_simulated_caches() const { return false; }

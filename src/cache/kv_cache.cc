@@ -505,14 +505,22 @@ std::byte* KvCache::SinkTile(SequenceId sequence, int layer, int kv_head) {
 int KvCache::window_tiles() const { return impl_->window_tiles; }
 int KvCache::sink_tile_tokens() const { return impl_->sink_tile_tokens; }
 
-std::byte* KvCache::pool_base() const { return impl_->groups[0].pool.Page(0, 0); }
-int64_t KvCache::block_bytes() const { return impl_->groups[0].pool.block_bytes(); }
-int64_t KvCache::layer_offset(int layer) const { return impl_->groups[0].pool.layer_offset(layer); }
+int KvCache::groups() const { return static_cast<int>(impl_->groups.size()); }
+int KvCache::group_of(int layer) const { return impl_->group_of_layer[static_cast<size_t>(layer)]; }
+std::byte* KvCache::pool_base(int group) const {
+  return impl_->groups[static_cast<size_t>(group)].pool.Page(0, 0);
+}
+int64_t KvCache::block_bytes(int group) const {
+  return impl_->groups[static_cast<size_t>(group)].pool.block_bytes();
+}
+int64_t KvCache::layer_offset(int layer) const {
+  return impl_->GroupOf(layer).pool.layer_offset(impl_->layer_in_group[static_cast<size_t>(layer)]);
+}
 int64_t KvCache::head_offset(int layer, int kv_head) const {
   return impl_->head_offset[impl_->HeadIndex(layer, kv_head)];
 }
-std::span<const int32_t> KvCache::blocks(SequenceId sequence) const {
-  return impl_->At(sequence).tables[0].blocks;
+std::span<const int32_t> KvCache::blocks(SequenceId sequence, int group) const {
+  return impl_->At(sequence).tables[static_cast<size_t>(group)].blocks;
 }
 std::byte* KvCache::exact_base(SequenceId sequence) const { return impl_->At(sequence).exact.data(); }
 

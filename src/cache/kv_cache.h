@@ -60,6 +60,8 @@ struct SequenceState {
 
 /// A sequence of a cache with windows can be cut by so many tokens at any time.
 inline constexpr int64_t kRewindTokens = 64;
+/// Most groups of layers (KvCache::groups).
+inline constexpr int kMostPageGroups = 2;
 
 using SequenceId = int;
 
@@ -134,15 +136,19 @@ class KvCache {
   std::byte* SinkTile(SequenceId sequence, int layer, int kv_head);
   int sink_tile_tokens() const;  // sinks rounded up to 16
 
-  /// The same places for kernels that find them themselves, in a cache whose layers are all alike: layer
-  /// `layer`'s part of block b starts at pool_base() + b * block_bytes() + layer_offset(layer), head h's in
-  /// it at head_offset(layer, h).
-  std::byte* pool_base() const;
-  int64_t block_bytes() const;
+  /// The same places for kernels that find them themselves. Layers that keep the same tokens are a group,
+  /// with memory and block tables of its own: group 0 has those that see everything, where there are any; the
+  /// last one those with the window. Layer `layer`'s part of block b starts at pool_base(group) + b *
+  /// block_bytes(group) + layer_offset(layer), head h's in it at head_offset(layer, h).
+  int groups() const;
+  int group_of(int layer) const;
+  std::byte* pool_base(int group) const;
+  int64_t block_bytes(int group) const;
   int64_t layer_offset(int layer) const;
   int64_t head_offset(int layer, int kv_head) const;
-  /// The block ids of a sequence's pages in order. Valid as PageHead is.
-  std::span<const int32_t> blocks(SequenceId sequence) const;
+  /// The block ids of a sequence's pages in order; -1: given back. Every group has as many. Valid as PageHead
+  /// is.
+  std::span<const int32_t> blocks(SequenceId sequence, int group) const;
   /// The exact tiles of a sequence, [layers, kv_heads, window_tiles()] of the window, then [layers, kv_heads]
   /// of the sinks; null when there are none.
   std::byte* exact_base(SequenceId sequence) const;

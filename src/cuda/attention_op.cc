@@ -10,35 +10,21 @@
 #include <numbers>
 
 #include "src/cuda/launch.cuh"
-#include "src/cuda/merge.h"
 
 namespace blockgtq::cuda {
-namespace {
-
-/// Slots past the last token that a library kernel may multiply by zero.
-constexpr int64_t kSlackTokens = 128;
-constexpr int32_t kNoError = std::numeric_limits<int32_t>::max();
-
-int64_t PowerOfTwo(int64_t at_least) {
-  int64_t size = kPageTokens;
-  while (size < at_least) size *= 2;
-  return size;
-}
-
-}  // namespace
 
 AttentionOp::AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,
-                         const RopeConfig& rope)
+                         const LayerRopes& ropes)
     : device_(device),
       flash_(std::move(flash)),
       cache_(cache),
-      rope_(rope),
+      ropes_(ropes),
       packed_(cache.options().kind == CacheKind::kPacked),
       batch_(device, cache) {}
 
 Result<std::unique_ptr<AttentionOp>> AttentionOp::Create(Device& device,
                                                          std::function<Result<FlashAttention*>()> flash,
-                                                         KvCache& cache, const RopeConfig& rope) {
+                                                         KvCache& cache, const LayerRopes& ropes) {
   if (cache.options().kind == CacheKind::kFloat) {
     return Status(ErrorCode::kUnsupported,
                   "--recipe fp32: the GPU has no fp32 cache; use fp16, or --device cpu");
@@ -48,19 +34,20 @@ Result<std::unique_ptr<AttentionOp>> AttentionOp::Create(Device& device,
         ErrorCode::kUnsupported,
         fmt::format("KV cache of {} tokens: positions on the GPU have 31 bits", cache.options().max_tokens));
   }
-  std::unique_ptr<AttentionOp> op(new AttentionOp(device, std::move(flash), cache, rope));
+  std::unique_ptr<AttentionOp> op(new AttentionOp(device, std::move(flash), cache, ropes));
   BGTQ_RETURN_IF_ERROR(op->UploadConstants());
   return op;
 }
 
 Status AttentionOp::UploadConstants() {
   const CacheGeometry& g = cache_.geometry();
-  BGTQ_ASSIGN_OR_RETURN(rope_steps_, ToDevice(RopeSteps(rope_), "RoPE"));
-  const std::vector<int32_t> no_errors(static_cast<size_t>(g.layers), kNoError);
-  BGTQ_ASSIGN_OR_RETURN(errors_, ToDevice(no_errors, "error words"));
-  const int64_t error_bytes = static_cast<int64_t>(no_errors.size() * sizeof(int32_t));
-  BGTQ_ASSIGN_OR_RETURN(host_errors_, PinnedBuffer::Allocate(error_bytes, "error words"));
-  std::copy(no_errors.begin(), no_errors.end(), host_errors_.As<int32_t>());
+  std::vector<uint64_t> rope_steps;
+  for (const RopeConfig& rope : ropes_.configs) {
+    const std::vector<uint64_t> steps = RopeSteps(rope);
+    rope_steps.insert(rope_steps.end(), steps.begin(), steps.end());
+  }
+  BGTQ_ASSIGN_OR_RETURN(rope_steps_, ToDevice(rope_steps, "RoPE"));
+  BGTQ_ASSIGN_OR_RETURN(errors_, ErrorWords::Create(g.layers));
   if (!packed_) return Status::Ok();
 
   const size_t kv_heads = static_cast<size_t>(g.kv_heads);
@@ -68,26 +55,46 @@ Status AttentionOp::UploadConstants() {
     return std::span(cache_.plan()->heads).subspan(static_cast<size_t>(layer) * kv_heads, kv_heads);
   };
   for (int layer = 0; layer < g.layers; ++layer) {
-    BGTQ_ASSIGN_OR_RETURN(const HeadTraits traits, TraitsOf(plans(layer), rope_));
+    BGTQ_ASSIGN_OR_RETURN(const HeadTraits traits, TraitsOf(plans(layer), ropes_[layer]));
     if (layer == 0) traits_ = traits;
     traits_.Include(traits);
   }
   for (int layer = 0; layer < g.layers; ++layer) {
-    BGTQ_ASSIGN_OR_RETURN(const HeadTable table, BuildHeadTable(plans(layer), traits_, rope_));
+    BGTQ_ASSIGN_OR_RETURN(const HeadTable table, BuildHeadTable(plans(layer), traits_, ropes_[layer]));
     BGTQ_ASSIGN_OR_RETURN(LayerConstants constants, LayerConstants::Upload(table));
     layers_.push_back(std::move(constants));
   }
-  if (traits_.mean_units > 0) {
-    BGTQ_ASSIGN_OR_RETURN(phases_, PhaseTable::Create(rope_, cache_.options().max_tokens, device_.stream()));
+  for (size_t r = 0; traits_.mean_units > 0 && r < ropes_.configs.size(); ++r) {
+    BGTQ_ASSIGN_OR_RETURN(
+        PhaseTable phases,
+        PhaseTable::Create(ropes_.configs[r], cache_.options().max_tokens, device_.stream()));
+    phases_.push_back(std::move(phases));
   }
-  BGTQ_ASSIGN_OR_RETURN(codec_, CodecConstants::Upload(cache_, rope_));
+  BGTQ_ASSIGN_OR_RETURN(codec_, CodecConstants::Upload(cache_, ropes_));
   return Status::Ok();
 }
 
-Status AttentionOp::BeginStep(const StepInput& input) { return batch_.Build(input); }
+Status AttentionOp::TakeErrors() {
+  Status status = errors_.Take();
+  if (status.ok()) return status;
+  // Rows of the request that failed lie where those of later ones end, and library kernels multiply them by
+  // 0.
+  for (DeviceBuffer* buffer : {&prefix_keys_, &prefix_values_}) {
+    if (buffer->bytes() == 0) continue;
+    BGTQ_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(buffer->data(), 0, static_cast<size_t>(buffer->bytes()), device_.stream()),
+                   "clearing a buffer"));
+  }
+  return status;
+}
+
+Status AttentionOp::BeginStep(const StepInput& input) {
+  for (auto& [window, schedule] : schedules_) schedule.launched = false;
+  return batch_.Build(input);
+}
 
 AttentionOp::StepShape AttentionOp::shape() const {
-  return {batch_.rows(), batch_.table_stride(), PowerOfTwo(batch_.segments()[0].coded)};
+  return {batch_.rows(), batch_.table_stride(), TokenBound(batch_.segments()[0].coded)};
 }
 
 Status AttentionOp::ReserveRows(const AttentionCall& call) {
@@ -121,15 +128,16 @@ Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, 
                           uint16_t* keys, uint16_t* values, int64_t first_token_row) {
   const CacheGeometry& g = cache_.geometry();
   const int64_t q_cols = int64_t{call.heads} * g.head_dim, kv_cols = int64_t{g.kv_heads} * g.head_dim;
+  const RopeConfig& rope = ropes_[call.layer];
   RopeStoreCall store;
   store.rows = s.rows;
   store.heads = call.heads;
   store.kv_heads = g.kv_heads;
   store.head_dim = g.head_dim;
-  store.rotary_dims = rope_.rotary_dims;
-  store.neox = rope_.pairing == RopePairing::kNeox;
-  store.attention_factor = rope_.attention_factor;
-  store.steps = rope_steps_.As<uint64_t>();
+  store.rotary_dims = rope.rotary_dims;
+  store.neox = rope.pairing == RopePairing::kNeox;
+  store.attention_factor = rope.attention_factor;
+  store.steps = rope_steps_.As<uint64_t>() + ropes_.index(call.layer) * (g.head_dim / 2);
   store.q = rows.queries + s.first_row * q_cols;
   store.k = rows.keys + s.first_row * kv_cols;
   store.v = rows.values + s.first_row * kv_cols;
@@ -145,10 +153,11 @@ Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, 
     store.window_tiles = cache_.window_tiles();
     store.sink_tile_tokens = cache_.sink_tile_tokens();
   } else {
-    store.pool = reinterpret_cast<uint8_t*>(cache_.pool_base()) + cache_.layer_offset(call.layer);
-    store.page_bytes = cache_.block_bytes();
+    store.group = cache_.group_of(call.layer);
+    store.pool = reinterpret_cast<uint8_t*>(cache_.pool_base(store.group)) + cache_.layer_offset(call.layer);
+    store.page_bytes = cache_.block_bytes(store.group);
   }
-  store.error = errors_.As<int32_t>() + call.layer;
+  store.error = errors_.of_layer(call.layer);
   return LaunchRopeStore(store, true, device_.stream());
 }
 
@@ -162,7 +171,7 @@ Status AttentionOp::Encode(const Segment& s, int first_layer, int layers, const 
   params.max_jobs = s.jobs;
   params.keys = keys;
   params.values = values;
-  params.error = errors_.As<int32_t>() + first_layer;
+  params.error = errors_.of_layer(first_layer);
   return LaunchEncode(params, false, device_.stream());
 }
 
@@ -181,7 +190,7 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   shape.kv_heads = g.kv_heads;
   shape.head_dim = g.head_dim;
   shape.query_heads = call.heads / g.kv_heads;
-  shape.expected_tokens = PowerOfTwo(s.coded);
+  shape.expected_tokens = TokenBound(call.window > 0 ? std::min(s.coded, call.window) : s.coded);
   shape.has_exact = options.sinks > 0 || options.recent > 0;
   shape.window_tiles = cache_.window_tiles();
   shape.layers = g.layers;
@@ -192,7 +201,9 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
     found = configs_.emplace(key, config).first;
   }
   const DecodeConfig& config = found->second;
-  BGTQ_RETURN_IF_ERROR(device_.Reserve(scratch_, config.scratch_bytes, "scratch of packed attention"));
+  Schedule& schedule = schedules_[call.window];
+  BGTQ_RETURN_IF_ERROR(
+      device_.Reserve(schedule.scratch, config.scratch_bytes, "scratch of packed attention"));
   if (exchange_.bytes() < config.exchange_bytes) {
     BGTQ_RETURN_IF_ERROR(device_.Reserve(exchange_, config.exchange_bytes, "packed attention's exchange"));
     BGTQ_RETURN_IF_ERROR(CudaStatus(
@@ -202,18 +213,20 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
 
   const int64_t q_offset = s.first_row * call.heads * g.head_dim;
   DecodeParams params{};
-  BindDecode(config, scratch_.data(), exchange_.data(), params);
+  BindDecode(config, schedule.scratch.data(), exchange_.data(), params);
   params.launch = static_cast<uint32_t>(call.layer);
   layers_[static_cast<size_t>(call.layer)].Bind(params);
-  phases_.Bind(params);
+  if (!phases_.empty()) phases_[static_cast<size_t>(ropes_.index(call.layer))].Bind(params);
   params.logit_scale = call.scale * std::numbers::log2e_v<float>;
   params.coded_end = batch_.coded_end() + s.first_row;
   params.length = batch_.length() + s.first_row;
   params.sinks = options.sinks;
-  params.block_table = batch_.block_table(s.table_row);
+  params.window = static_cast<int32_t>(std::min<int64_t>(call.window, std::numeric_limits<int32_t>::max()));
+  const int group = cache_.group_of(call.layer);
+  params.block_table = batch_.block_table(group, s.table_row);
   params.max_pages = batch_.decode() ? batch_.table_stride() : 0;  // rows of one sequence share its table
-  params.pool = reinterpret_cast<uint8_t*>(cache_.pool_base()) + cache_.layer_offset(call.layer);
-  params.page_bytes = cache_.block_bytes();
+  params.pool = reinterpret_cast<uint8_t*>(cache_.pool_base(group)) + cache_.layer_offset(call.layer);
+  params.page_bytes = cache_.block_bytes(group);
   params.sink_tile_tokens = cache_.sink_tile_tokens();
   params.exact = batch_.exact() + s.first_row;
   params.window_offset = WindowOffset(cache_, call.layer);
@@ -221,7 +234,8 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   params.queries = queries_.As<uint16_t>() + q_offset;
   params.out = rows.out + q_offset;
   const bool first_use =
-      call.layer == 0 || batch_.segments().size() > 1;  // segments share the schedule's memory
+      !schedule.launched || batch_.segments().size() > 1;  // segments share the schedule's memory
+  schedule.launched = true;
   if (first_use) BGTQ_RETURN_IF_ERROR(LaunchDecodeSchedule(config, params, device_.stream()));
   BGTQ_RETURN_IF_ERROR(LaunchDecodeAttention(config, params, !at_once && !first_use, device_.stream()));
   // A decode step's pages are encoded after its last layer, all layers at once.
@@ -229,121 +243,6 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
     BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, nullptr, nullptr));
   }
   return Status::Ok();
-}
-
-Status AttentionOp::Unpack(const Segment& s, int layer, int64_t first, int64_t count, uint16_t* keys,
-                           uint16_t* values) {
-  if (count == 0) return Status::Ok();
-  UnpackParams params = codec_.Unpack(layer);
-  params.first = first;
-  params.count = count;
-  params.coded_end = s.coded;
-  params.block_table = batch_.block_table(s.table_row);
-  params.exact = reinterpret_cast<const uint8_t*>(cache_.exact_base(s.sequence));
-  params.keys = keys;
-  params.values = values;
-  return LaunchUnpack(params, false, device_.stream());
-}
-
-/// A chunk of a prompt attends to its packed prefix, unpacked, and to its own rows in fp16. The last piece of
-/// the prefix, which holds the exact tokens, goes together with the chunk; the others are merged in.
-Status AttentionOp::AttendChunk(const AttentionCall& call, const AttentionRows& rows, const Segment& s) {
-  const CacheGeometry& g = cache_.geometry();
-  const int64_t kv_cols = int64_t{g.kv_heads} * g.head_dim, base = s.scratch_first;
-  const int64_t own = s.position - base, tokens = s.longest - base;
-  const int64_t room = (std::max(tokens, base > 0 ? kPrefixTokens : 0) + kSlackTokens) * kv_cols *
-                       static_cast<int64_t>(sizeof(uint16_t));
-  for (DeviceBuffer* buffer : {&prefix_keys_, &prefix_values_}) {
-    if (buffer->bytes() >= room) continue;
-    BGTQ_RETURN_IF_ERROR(device_.Reserve(*buffer, room, "an unpacked prefix"));
-    BGTQ_RETURN_IF_ERROR(
-        CudaStatus(cudaMemsetAsync(buffer->data(), 0, static_cast<size_t>(room), device_.stream()),
-                   "clearing a buffer"));
-  }
-  uint16_t *keys = prefix_keys_.As<uint16_t>(), *values = prefix_values_.As<uint16_t>();
-  // The ring still has the tokens before the chunk: they are taken out before new ones are stored.
-  BGTQ_RETURN_IF_ERROR(Unpack(s, call.layer, base, own, keys, values));
-  BGTQ_RETURN_IF_ERROR(Store(call, rows, s, keys, values, own));
-  if (s.jobs > 0) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys, values));
-
-  BGTQ_ASSIGN_OR_RETURN(FlashAttention * flash, flash_());
-  const int64_t q_offset = s.first_row * call.heads * g.head_dim, sums = s.rows * call.heads;
-  PrefillCall chunk;
-  chunk.heads = Heads(call);
-  chunk.cache.keys = keys;
-  chunk.cache.values = values;
-  chunk.cache.token_stride = kv_cols;
-  chunk.cache.head_stride = g.head_dim;
-  chunk.cache.max_tokens = PowerOfTwo(tokens);
-  chunk.rows = s.rows;
-  chunk.tokens = tokens;
-  chunk.queries = queries_.As<uint16_t>() + q_offset;
-  chunk.out = rows.out + q_offset;
-  if (base > 0) {
-    const int64_t sum_bytes = sums * static_cast<int64_t>(sizeof(float));
-    BGTQ_RETURN_IF_ERROR(device_.Reserve(log_sum_, sum_bytes, "a chunk's sums"));
-    BGTQ_RETURN_IF_ERROR(device_.Reserve(part_log_sum_, sum_bytes, "a chunk's sums"));
-    BGTQ_RETURN_IF_ERROR(device_.Reserve(
-        part_out_, sums * g.head_dim * static_cast<int64_t>(sizeof(uint16_t)), "a chunk's partial output"));
-    chunk.log_sum = log_sum_.As<float>();
-  }
-  BGTQ_RETURN_IF_ERROR(flash->Prefill(chunk, device_.stream()));
-  for (int64_t first = 0; first < base; first += kPrefixTokens) {
-    BGTQ_RETURN_IF_ERROR(Unpack(s, call.layer, first, kPrefixTokens, keys, values));
-    PrefillCall part = chunk;
-    part.cache.max_tokens = part.tokens = kPrefixTokens;
-    part.causal = false;
-    part.out = part_out_.As<uint16_t>();
-    part.log_sum = part_log_sum_.As<float>();
-    BGTQ_RETURN_IF_ERROR(flash->Prefill(part, device_.stream()));
-    BGTQ_RETURN_IF_ERROR(LaunchMerge({chunk.out, chunk.log_sum}, {part.out, part.log_sum}, s.rows, call.heads,
-                                     g.head_dim, chunk.out, chunk.log_sum, false, device_.stream()));
-  }
-  return Status::Ok();
-}
-
-AttentionHeads AttentionOp::Heads(const AttentionCall& call) const {
-  return {call.heads, cache_.geometry().kv_heads, cache_.geometry().head_dim, call.scale};
-}
-
-/// Pages of the uncompressed cache: a head has K [64, D], then V [64, D].
-HalfKeyValues AttentionOp::HalfPages(int layer, const Segment& s) const {
-  const CacheGeometry& g = cache_.geometry();
-  HalfKeyValues pages;
-  pages.keys = reinterpret_cast<const uint16_t*>(cache_.pool_base() + cache_.layer_offset(layer));
-  pages.values = pages.keys + int64_t{kPageTokens} * g.head_dim;
-  pages.token_stride = g.head_dim;
-  pages.head_stride = int64_t{2} * kPageTokens * g.head_dim;
-  pages.outer_stride = cache_.block_bytes() / static_cast<int64_t>(sizeof(uint16_t));
-  pages.max_tokens = batch_.table_stride() * kPageTokens;
-  pages.pages = cache_.options().max_tokens / kPageTokens;
-  pages.block_table = batch_.block_table(s.table_row);
-  pages.table_stride = batch_.table_stride();
-  return pages;
-}
-
-Status AttentionOp::AttendHalf(const AttentionCall& call, const AttentionRows& rows, const Segment& s) {
-  BGTQ_RETURN_IF_ERROR(Store(call, rows, s, nullptr, nullptr, 0));
-  BGTQ_ASSIGN_OR_RETURN(FlashAttention * flash, flash_());
-  const int64_t q_offset = s.first_row * call.heads * cache_.geometry().head_dim;
-  if (batch_.decode()) {
-    DecodeCall decode;
-    decode.heads = Heads(call);
-    decode.cache = HalfPages(call.layer, s);
-    decode.batch = static_cast<int>(s.rows);
-    decode.lengths = batch_.length();
-    decode.queries = queries_.As<uint16_t>();
-    decode.out = rows.out;
-    return flash->Decode(decode, device_.stream());
-  }
-  PrefillCall chunk;
-  chunk.heads = Heads(call);
-  chunk.cache = HalfPages(call.layer, s);
-  chunk.rows = s.rows;
-  chunk.tokens = s.longest;
-  chunk.queries = queries_.As<uint16_t>() + q_offset;
-  chunk.out = rows.out + q_offset;
-  return flash->Prefill(chunk, device_.stream());
 }
 
 Status AttentionOp::Observe(const AttentionCall& call, const AttentionRows& rows) {
@@ -358,7 +257,7 @@ Status AttentionOp::Observe(const AttentionCall& call, const AttentionRows& rows
                                     "reading what enters attention"));
   }
   BGTQ_RETURN_IF_ERROR(device_.Synchronize());
-  const RopeTable table(rope_);
+  const RopeTable table(ropes_[call.layer]);
   std::vector<float> ordered;
   for (std::vector<float>* x : {&host[0], &host[1]}) {
     ordered.resize(x->size());
@@ -376,27 +275,7 @@ Status AttentionOp::EndStep() {
   if (packed_ && batch_.decode() && cache_.options().recent > 0 && first.jobs > 0) {
     BGTQ_RETURN_IF_ERROR(Encode(first, 0, cache_.geometry().layers, nullptr, nullptr));
   }
-  return CudaStatus(cudaMemcpyAsync(host_errors_.data(), errors_.data(), static_cast<size_t>(errors_.bytes()),
-                                    cudaMemcpyDeviceToHost, device_.stream()),
-                    "reading error words");
-}
-
-Status AttentionOp::TakeErrors() {
-  int32_t* words = host_errors_.As<int32_t>();
-  for (int layer = 0; layer < cache_.geometry().layers; ++layer) {
-    const int32_t position = words[layer];
-    if (position == kNoError) continue;
-    std::fill_n(words, cache_.geometry().layers, kNoError);
-    BGTQ_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpy(errors_.data(), words, static_cast<size_t>(errors_.bytes()), cudaMemcpyHostToDevice),
-        "clearing error words"));
-    return Status(
-        ErrorCode::kNonFinite,
-        fmt::format("layer {}: a query, key or value at position {} is NaN, infinite or beyond fp16; the "
-                    "model file or its numerics are damaged",
-                    layer, position));
-  }
-  return Status::Ok();
+  return errors_.Send(device_.stream());
 }
 
 }  // namespace blockgtq::cuda

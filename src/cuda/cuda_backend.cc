@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -17,6 +19,8 @@
 #include "src/cuda/elementwise.h"
 #include "src/cuda/expert_mix_op.h"
 #include "src/cuda/flash_attention.h"
+#include "src/cuda/heads.h"
+#include "src/cuda/latent_attention_op.h"
 #include "src/cuda/launch.cuh"
 #include "src/cuda/matmul.h"
 #include "src/cuda/matmul_weights.h"
@@ -44,11 +48,11 @@ double Gib(double bytes) { return bytes / (1 << 30); }
 class CudaBackend;
 
 struct CudaCacheBinding : CacheBinding {
-  CudaCacheBinding(CudaBackend& backend, std::unique_ptr<AttentionOp> op)
+  CudaCacheBinding(CudaBackend& backend, std::unique_ptr<LayerAttention> op)
       : backend(backend), op(std::move(op)) {}
   ~CudaCacheBinding() override;
   CudaBackend& backend;
-  std::unique_ptr<AttentionOp> op;
+  std::unique_ptr<LayerAttention> op;
 };
 
 class CudaBackend : public Backend {
@@ -97,22 +101,23 @@ class CudaBackend : public Backend {
   CacheMemory& cache_memory() override { return memory_; }
   CacheKind exact_cache_kind() const override { return CacheKind::kHalf; }
   int64_t prompt_batch() const override { return kPromptBatch; }
+  bool loads_late() const override { return true; }
 
   bool has_attention_probes() const override { return true; }
-  bool Has(Operation operation) const override {
-    return operation != Operation::kSlidingWindow && operation != Operation::kRopesByLayer &&
-           operation != Operation::kLatentAttention;
-  }
+  bool Has(Operation) const override { return true; }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
-    const bool latents = cache.geometry().latent_dims > 0;
-    if (ropes.configs.size() > 1 || latents) {
-      const Operation needed = latents ? Operation::kLatentAttention : Operation::kRopesByLayer;
-      return RequireOperations(*this, {&needed, 1}, "this model");
+    if (cache.geometry().latent_dims > 0) {
+      if (ropes.configs.size() > 1) {
+        return Status(ErrorCode::kUnsupported, "CUDA latent attention: the layers' RoPE must be the same");
+      }
+      BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LayerAttention> latents,
+                            LatentAttentionOp::Create(*device_, cache, ropes.configs[0]));
+      return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(latents)));
     }
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<AttentionOp> op,
                           AttentionOp::Create(
-                              *device_, [this] { return Flash(); }, cache, ropes.configs[0]));
+                              *device_, [this] { return Flash(); }, cache, ropes));
     return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(op)));
   }
   void SetPrecision(Precision precision) override {
@@ -125,7 +130,7 @@ class CudaBackend : public Backend {
   std::string_view fast_activations() const override { return "fp16"; }
 
   Status Step(const StepInput& input, const std::function<Status()>& forward) override {
-    AttentionOp& op = OpOf(input.cache);
+    LayerAttention& op = OpOf(input.cache);
     BGTQ_RETURN_IF_ERROR(TakeError());
     BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
     BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
@@ -244,17 +249,41 @@ class CudaBackend : public Backend {
     return Status::Ok();
   }
 
+  Status CopyHeads(const Activations& x, const HeadColumns& from, int heads, int64_t rows, Activations& y,
+                   const HeadColumns& to) override {
+    BGTQ_RETURN_IF_ERROR(error_);
+    if (!Cast(x).is_full())
+      return Status(ErrorCode::kInvalidArgument, "copying heads: of what a product has written alone");
+    BGTQ_RETURN_IF_ERROR(Cast(y).BecomeFull());
+    return LaunchCopyHeads(Cast(x).full(), x.cols(), from, heads, rows, Cast(y).full(), y.cols(), to,
+                           device_->stream());
+  }
+
+  Status MatMulHeads(std::span<const Weight* const> weights, const Activations& x, const HeadColumns& from,
+                     int64_t rows, Activations& y, const HeadColumns& to) override {
+    BGTQ_RETURN_IF_ERROR(error_);
+    BGTQ_RETURN_IF_ERROR(Cast(y).BecomeFull());
+    head_weights_.clear();
+    for (const Weight* weight : weights) head_weights_.push_back(Cast(*weight).buffer.As<uint16_t>());
+    const CudaActivations& input = Cast(x);
+    HeadInput columns;
+    columns.full = input.is_full() ? input.full() : nullptr;
+    columns.high = input.high();
+    columns.low = Low(input);
+    columns.scale = input.scale();
+    columns.split = precision_ == Precision::kFloat;
+    columns.cols = x.cols();
+    return LaunchProductHeads(head_weights_, columns, from, rows, Cast(y).full(), y.cols(), to,
+                              device_->stream());
+  }
+
   Status Attention(const AttentionCall& call) override {
     BGTQ_RETURN_IF_ERROR(error_);
-    if (call.window != 0) {
-      const Operation needed = Operation::kSlidingWindow;
-      return RequireOperations(*this, {&needed, 1}, "this model");
-    }
     CudaActivations& out = Cast(*call.out);
     BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
+    const float* values = call.values != nullptr ? Cast(*call.values).full() : nullptr;
     return OpOf(call.cache)
-        .Run(call,
-             {Cast(*call.queries).full(), Cast(*call.keys).full(), Cast(*call.values).full(), out.high()});
+        .Run(call, {Cast(*call.queries).full(), Cast(*call.keys).full(), values, out.high()});
   }
 
   void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
@@ -278,7 +307,7 @@ class CudaBackend : public Backend {
   }
 
   /// A cache goes away.
-  void Forget(const AttentionOp* op) {
+  void Forget(const LayerAttention* op) {
     (void)device_->Synchronize();  // a failure shows in what comes next
     graphs_.Forget(op);
     if (step_ == op) step_ = nullptr;
@@ -322,7 +351,7 @@ class CudaBackend : public Backend {
         matmul_(device_->limits().processors),
         experts_(*device_) {}
 
-  static AttentionOp& OpOf(CacheBinding* cache) { return *static_cast<CudaCacheBinding*>(cache)->op; }
+  static LayerAttention& OpOf(CacheBinding* cache) { return *static_cast<CudaCacheBinding*>(cache)->op; }
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;
@@ -336,12 +365,13 @@ class CudaBackend : public Backend {
   void Products(const CudaActivations& x, int64_t rows) {
     Launch([&] { return matmul_.Run(items_, x.high(), Low(x), rows, x.cols(), true, device_->stream()); });
   }
-  /// `kept` grown to a batch.
-  CudaActivations& Scratch(std::unique_ptr<CudaActivations>& kept, int64_t rows, int64_t cols) {
-    if (kept == nullptr || kept->rows() < rows || kept->cols() != cols) {
-      kept = std::make_unique<CudaActivations>(*device_, rows, cols);
-    }
-    return *kept;
+  /// Activations by their width: memory that moves within a step would break the step's graph.
+  using Kept = std::map<int64_t, std::unique_ptr<CudaActivations>>;
+  /// Those of `kept` with so many columns, grown to a batch.
+  CudaActivations& Scratch(Kept& kept, int64_t rows, int64_t cols) {
+    std::unique_ptr<CudaActivations>& one = kept[cols];
+    if (one == nullptr || one->rows() < rows) one = std::make_unique<CudaActivations>(*device_, rows, cols);
+    return *one;
   }
   const CudaActivations& Normed(const Activations& x, const Norm& norm, int64_t rows) {
     CudaActivations& y = Scratch(normed_, x.rows(), x.cols());
@@ -400,11 +430,12 @@ class CudaBackend : public Backend {
   std::unique_ptr<FlashAttention> flash_;
   Precision precision_ = Precision::kFast;
   Status error_;
-  AttentionOp* step_ = nullptr;  // of the last step
+  LayerAttention* step_ = nullptr;  // of the last step
   std::vector<MatMulItem> items_;
   ExpertMixOp experts_;
   std::vector<const uint16_t*> gates_, ups_, downs_;  // of a mixture's experts
-  std::unique_ptr<CudaActivations> normed_, up_, router_;
+  std::vector<const uint16_t*> head_weights_;         // of a product of heads
+  Kept normed_, up_, router_;
   DeviceBuffer indices_, widened_, largest_;
   std::vector<int32_t> uploaded_indices_;
 };

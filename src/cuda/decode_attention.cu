@@ -272,7 +272,8 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange,
   params.work_heads = config.shape.kv_heads * config.head_parts;
   params.head_dim = config.shape.head_dim;
   params.exact_tiles = config.shape.has_exact ? 1 + config.shape.window_tiles : 0;
-  params.window_tiles = config.shape.window_tiles;
+  params.window_tiles =
+      std::max(config.shape.window_tiles, 1);  // a divisor, also of tiles that are not there
   params.max_key_units = config.traits.key_units;
   params.max_direct_units = config.traits.direct_units;
   params.query_layout = config.query_layout;

@@ -74,15 +74,15 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
 /// nothing but this: configurations may share it.
 void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange, DecodeParams& params);
 
-/// params: bound; coded_end, sinks set.
+/// params: bound; coded_end, sinks, window set, and with a window length.
 Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream);
 
 /// Query preparation to final output. params: bound, every field set; `launch` differs from those of the
 /// other launches since the schedule. overlap: this layer's kernels may start while the kernel ahead of them
 /// in the stream still runs. They wait for it before they read queries or lengths of exact tokens, or write
-/// anything; it must not be the one that writes codes, block table, coded_end or the schedule. Preconditions
-/// on device data (not checked): coded_end <= 64 * max_pages; exact tokens fit the window ring. Accuracy:
-/// docs/kernels.md.
+/// anything; it must not be the one that writes codes, block table, coded_end or the schedule, nor, with a
+/// window, length. Preconditions on device data (not checked): coded_end <= 64 * max_pages; exact tokens fit
+/// the window ring. Accuracy: docs/kernels.md.
 Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
                              CUstream_st* stream);
 

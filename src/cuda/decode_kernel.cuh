@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                         p.batch, p.query_layout.bytes, stages, p.stage_bytes);
   const uint32_t mean_barrier = SharedAddress(shared);
   const uint32_t full_barrier = mean_barrier + 8 + 8 * team * stages;
-  const uint32_t empty_barrier = full_barrier + 8 * kTeams * stages;  // only with teams
+  int2* coded_tokens = reinterpret_cast<int2*>(shared + layout.coded_tokens);  // [begin, end) of the segment
+  const uint32_t empty_barrier = full_barrier + 8 * kTeams * stages;           // only with teams
   SharedHead<kFew>* heads = reinterpret_cast<SharedHead<kFew>*>(shared + layout.heads);
   int* tile_prefix = reinterpret_cast<int*>(shared + layout.prefix);
   uint8_t* query = shared + layout.query;
@@ -146,13 +147,15 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   for (;;) {
-    const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
+    const CodeRange codes = CodesOf(p, current.sequence);
+    const int coded_end = codes.end, tile0 = codes.first_tile + current.tile;
+    const int segment_end = min(end, x + current.tiles - current.tile);
     const int pair = current.sequence * p.work_heads + current.head, kv_head = p.KvHead(current.head);
-    const int coded_end = __ldg(p.coded_end + current.sequence);
     const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
-    const bool coded = coded_end > p.sinks;
+    const bool coded = codes.any();
+    if (thread == 0) *coded_tokens = int2{codes.begin, codes.end};
     Mean mean(p, mean_constants, shared + layout.factors, scratch, mean_barrier);
     typename Mean::Phases first_phases;
     const auto start_mean = [&] {
@@ -160,8 +163,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
       const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
       const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
-      mean.Start(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, block16,
-                 first_phases);
+      mean.Start(header, {tile0 + base - x, step, codes.first_tile + current.tiles, first_round, end_round},
+                 team, k, block16, first_phases);
     };
     if (kMean && Mean::kStartsEarly) start_mean();
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
@@ -236,7 +239,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       if (coded) {
         AttendTile<kHeadDim, kFew, kValueWidth, kBlocks, kMean>(
             state, logit, constants, kSparing && !kSm90 ? ring + stage * p.stage_bytes : record, values,
-            passes, shared_query, block16, p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [&] {
+            passes, shared_query, block16, coded_tokens->x - tile * kTileTokens,
+            coded_tokens->y - tile * kTileTokens, [&] {
               if (kAhead) {
                 if (at + step < segment_end) mean.NextBatch(k + 1, tile + step);
                 mean.Set(logit, k + 1, block16);

@@ -24,8 +24,8 @@ constexpr int ExactScratchBytes(int head_dim, int slots) {
 
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
-  int heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights, part,
-      part_states, ring, total;
+  int coded_tokens, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
+      part, part_states, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
   static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,
@@ -33,8 +33,8 @@ struct SharedLayout {
                                     int stages, int stage_bytes) {
     SharedLayout s{};
     const int slots = few ? kFewQueryHeads : kMaxQueryHeads, rings = warps / warps_a_tile;
-    int at =
-        AlignShared((1 + 2 * rings * stages) * 8);  // barriers: the mean's constants; full, empty a stage
+    s.coded_tokens = (1 + 2 * rings * stages) * 8;  // barriers: the mean's constants; full, empty a stage
+    int at = AlignShared(s.coded_tokens + 8);
     s.heads = at;
     at +=
         AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));

@@ -80,9 +80,26 @@ struct QueryBlockLayout {
   }
 };
 
+/// What a sequence attends to of its codes: tokens [begin, end), none where begin >= end, in the tiles from
+/// first_tile on.
+struct CodeRange {
+  int32_t begin, end, first_tile;
+  /// window: tokens that the last of `length` sees, itself included; 0: all, and `length` does not matter.
+  static constexpr CodeRange For(int32_t sinks, int32_t window, int32_t coded_end, int32_t length) {
+    const int32_t seen = FirstSeen(window, length);
+    const int32_t begin = seen > sinks ? seen : sinks;
+    return {begin, coded_end, coded_end > begin ? seen / kTileTokens : 0};
+  }
+  /// The first token that the last of `length` sees.
+  static constexpr int32_t FirstSeen(int32_t window, int32_t length) {
+    return window > 0 && length > window ? length - window : 0;
+  }
+  constexpr bool any() const { return end > begin; }
+};
+
 /// Tiles [begin, end) of one worker, counted over all (sequence, work head, tile); its first is tile `tile`
-/// of the `tiles` of (sequence, head). A sequence without codes counts one tile a head, so that some worker
-/// writes its output.
+/// of the `tiles` of (sequence, head), which count from CodeRange::first_tile. A sequence without codes
+/// counts one tile a head, so that some worker writes its output.
 struct alignas(16) WorkRange {
   int32_t begin, end, sequence, head, tile, tiles, spare[2];
 };
@@ -106,11 +123,13 @@ struct DecodeParams {
   float logit_scale;  // 1 / sqrt(head_dim) (times any model factor) * log2(e)
 
   // The batch. Codes are attended for tokens [sinks, coded_end), fp16 tiles for [0, min(sinks, length)) and
-  // [max(coded_end, sinks), length).
+  // [max(coded_end, sinks), length); of each, with a window, the tokens from length - window on.
   const int32_t* coded_end;  // [batch]
-  const int32_t* length;     // [batch]; only read when exact_tiles > 0
+  const int32_t* length;     // [batch]; only read when exact_tiles > 0 or window > 0
   int32_t sinks;
-  const int32_t* block_table;  // [batch][max_pages]; the first entry is read even where nothing is coded
+  int32_t window;  // of the layer: tokens that a token sees, itself included; 0: all
+  // [batch][max_pages]; the first entry is read even where nothing is coded, those before the window are not.
+  const int32_t* block_table;
   int64_t max_pages;
   const uint8_t* pool;  // the layer's part of page p starts at pool + p * page_bytes
   int64_t page_bytes;

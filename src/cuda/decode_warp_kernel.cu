@@ -69,8 +69,9 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   while (x < end) {
-    const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
-    const int coded_end = __ldg(p.coded_end + current.sequence);
+    const CodeRange codes = CodesOf(p, current.sequence);
+    const int tile0 = codes.first_tile + current.tile,
+              segment_end = min(end, x + current.tiles - current.tile);
     const SharedHead<kFew>& head = heads[p.KvHead(current.head)];
     const SharedValues values = {head.header.value_codes, head.header.value_norms, kValueWidth};
     BarrierWait(query_barrier + 8 * (segment & 1), (segment >> 1) & 1);
@@ -82,11 +83,11 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
       const int tile = tile0 + begin + k - x;
       BarrierWait(ring_barrier + 8 * stage, ring_phase);
       if (k == 0) stream.FillAfterFirst();
-      if (coded_end > p.sinks) {
+      if (codes.any()) {
         float logit[8];
         AttendTile<kHeadDim, kFew, kValueWidth, 4, false>(
             state, logit, constants, record, values, reinterpret_cast<const int4*>(head.passes), query, 0,
-            p.sinks - tile * kTileTokens, coded_end - tile * kTileTokens, [] {});
+            codes.begin - tile * kTileTokens, codes.end - tile * kTileTokens, [] {});
       }
       __syncwarp();
       stream.Refill(stage);

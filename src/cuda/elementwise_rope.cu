@@ -38,8 +38,10 @@ __device__ __forceinline__ void StoreExact(const RopeStoreCall& p, const RowTarg
     store(target.exact + p.sink_offset + static_cast<int64_t>(head) * 4 * p.head_dim * p.sink_tile_tokens,
           p.sink_tile_tokens, target.sink_slot);
   }
-  if (target.page >= 0) {
-    __half* out = reinterpret_cast<__half*>(p.pool + target.page * p.page_bytes +
+  static_assert(kMostPageGroups == 2);
+  const int page = p.group == 0 ? target.page[0] : target.page[1];
+  if (page >= 0) {
+    __half* out = reinterpret_cast<__half*>(p.pool + page * p.page_bytes +
                                             static_cast<int64_t>(head) * 4 * p.head_dim * kPageSlots);
     *reinterpret_cast<__half2*>(out + ((is_value ? kPageSlots : 0) + slot) * p.head_dim + d) = pair;
   }

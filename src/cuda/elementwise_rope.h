@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "blockgtq/status.h"
+#include "src/cache/kv_cache.h"
 #include "src/core/rope.h"
 
 struct CUstream_st;
@@ -21,8 +22,10 @@ struct alignas(16) RowTarget {
   int32_t position = 0;      // of the token in its sequence
   int32_t window_tile = -1;  // ring tile that takes it, at slot position % 64; -1: none
   int32_t sink_slot = -1;    // slot of the sinks' tile that takes it; -1: none
-  int32_t page = -1;         // page of an uncompressed cache that takes it, at slot position % 64; -1: none
-  int32_t spare[2] = {};
+  // Page of an uncompressed cache that takes it, at slot position % 64, in each group of layers
+  // (KvCache::groups); -1: none.
+  int32_t page[kMostPageGroups] = {-1, -1};
+  int32_t spare = 0;
 };
 
 struct RopeStoreCall {
@@ -47,6 +50,7 @@ struct RopeStoreCall {
   int64_t window_offset = 0, sink_offset = 0;  // of the layer, from RowTarget::exact
   int32_t window_tiles = 0, sink_tile_tokens = 0;
   // Pages of an uncompressed cache: a head has K [64, head_dim] then V [64, head_dim].
+  int32_t group = 0;        // of the layer
   uint8_t* pool = nullptr;  // the layer's part of page p starts at pool + p * page_bytes
   int64_t page_bytes = 0;
 

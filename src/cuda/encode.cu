@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
     if (mean_units) {
       TurnMean(
           reinterpret_cast<const float2*>(p.key_mean) + static_cast<int64_t>(side.head_index) * kHeadDim / 2,
-          p.steps, job.position, kHeadDim / 2, table.mean);
+          p.steps + table.head.rope * (kHeadDim / 2), job.position, kHeadDim / 2, table.mean);
       __syncthreads();
     }
     uint32_t a[kSteps][4];
@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
       }
     }
     if (mean_units) {
-      RemoveMean<kHeadDim>(a, reinterpret_cast<const float2*>(p.slot_rotation), mean_units, table.mean, warp,
-                           lane);
+      const float* rotation = p.slot_rotation + table.head.rope * (kPageSlots * kHeadDim);
+      RemoveMean<kHeadDim>(a, reinterpret_cast<const float2*>(rotation), mean_units, table.mean, warp, lane);
     }
     Rotate<kHeadDim>(a, transform, groups, group_count, coordinates, table, warp, lane);
     __syncwarp();
@@ -221,7 +221,8 @@ __global__ void __launch_bounds__(kEncodeThreads, kBlocks)
     __syncthreads();
     const uint64_t tokens =
         SlotMask(job.begin, job.end) & ~(static_cast<uint64_t>(table.bad[1]) << 32 | table.bad[0]);
-    uint8_t* record = p.pool + job.block * p.block_bytes + table.head.record_offset;
+    const int group = table.head.group;
+    uint8_t* record = p.pool[group] + job.block[group] * p.block_bytes[group] + table.head.record_offset;
     if (tokens == ~uint64_t{0}) {
       WriteSide<kHeadDim, true>(groups, group_count, side.value, coordinates, table, tokens, record, warp,
                                 lane);

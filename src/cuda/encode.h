@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "blockgtq/status.h"
+#include "src/cache/kv_cache.h"
 #include "src/cuda/encode_table.h"
 
 struct CUstream_st;
@@ -14,11 +15,13 @@ namespace blockgtq::cuda {
 /// Tokens [begin, end) of one page of one sequence. Two jobs of a launch must not share a page.
 struct alignas(16) EncodeJob {
   const uint8_t* exact = nullptr;  // tiles: the sequence's exact tiles (DecodeParams::exact)
-  int64_t first_row = 0;           // rows: the row of the token at slot `begin`; the others follow
-  int64_t position = 0;            // of slot 0, a multiple of 64
-  int32_t block = 0;               // in the pool
-  int32_t begin = 0, end = 0;      // slots, 0 <= begin < end <= 64
-  int32_t spare[3] = {};
+  // Rows: the row of the token at slot `begin`; the others follow. Of a prompt's chunk, rows count from its
+  // first token that has no codes.
+  int64_t first_row = 0;
+  int64_t position = 0;                 // of slot 0, a multiple of 64
+  int32_t block[kMostPageGroups] = {};  // in the pool of each group of layers (KvCache::groups)
+  int32_t begin = 0, end = 0;           // slots, 0 <= begin < end <= 64
+  int32_t spare[2] = {};
 };
 
 /// Device pointers unless said.
@@ -30,8 +33,9 @@ struct EncodeParams {
   const int32_t* job_count = nullptr;  // read on the device: 0 does nothing
   int32_t max_jobs = 0;                // host: *job_count never exceeds it
 
-  uint8_t* pool = nullptr;  // records of block b start at pool + b * block_bytes
-  int64_t block_bytes = 0;
+  // By group (EncodeHead::group): records of block b start at pool + b * block_bytes.
+  uint8_t* pool[kMostPageGroups] = {};
+  int64_t block_bytes[kMostPageGroups] = {};
 
   // EncodeTable's arrays.
   const EncodeHead* heads = nullptr;

@@ -102,15 +102,15 @@ std::vector<float> SlotRotations(const RopeConfig& rope) {
 }
 
 Result<EncodeTable> BuildEncodeTable(std::span<const HeadPlan> heads, int kv_heads,
-                                     std::span<const int64_t> layer_offset, const RopeConfig& rope) {
-  if (heads.empty() || kv_heads <= 0 || heads.size() != layer_offset.size() * kv_heads) {
-    return Status(ErrorCode::kInvalidArgument,
-                  "CUDA encoder: " + std::to_string(heads.size()) + " head plans are not " +
-                      std::to_string(layer_offset.size()) + " layers of " + std::to_string(kv_heads));
+                                     std::span<const EncodeLayer> layers, const LayerRopes& ropes) {
+  if (heads.empty() || kv_heads <= 0 || heads.size() != layers.size() * kv_heads) {
+    return Status(ErrorCode::kInvalidArgument, "CUDA encoder: " + std::to_string(heads.size()) +
+                                                   " head plans are not " + std::to_string(layers.size()) +
+                                                   " layers of " + std::to_string(kv_heads));
   }
   EncodeTable table;
   table.head_dim = heads[0].head_dim;
-  table.layers = static_cast<int>(layer_offset.size());
+  table.layers = static_cast<int>(layers.size());
   table.kv_heads = kv_heads;
   for (size_t h = 0; h < heads.size(); ++h) {
     BGTQ_RETURN_IF_ERROR(CheckHead(heads[h], h, kv_heads));
@@ -120,7 +120,8 @@ Result<EncodeTable> BuildEncodeTable(std::span<const HeadPlan> heads, int kv_hea
     table.key_units = std::max(table.key_units, heads[h].key_units());
   }
   const int dim = table.head_dim;
-  if (rope.head_dim != dim) {
+  for (const RopeConfig& rope : ropes.configs) {
+    if (rope.head_dim == dim) continue;
     return Status(ErrorCode::kInvalidArgument, "CUDA encoder: the RoPE has head dim " +
                                                    std::to_string(rope.head_dim) + ", the plan " +
                                                    std::to_string(dim));
@@ -134,8 +135,11 @@ Result<EncodeTable> BuildEncodeTable(std::span<const HeadPlan> heads, int kv_hea
   for (size_t h = 0; h < heads.size(); ++h) {
     const HeadPlan& plan = heads[h];
     const RecordLayout layout = RecordLayout::For(plan);
-    if (h % kv_heads == 0) offset = layer_offset[h / kv_heads];
+    const size_t layer = h / kv_heads;
+    if (h % kv_heads == 0) offset = layers[layer].offset;
     EncodeHead head{};
+    head.group = layers[layer].group;
+    head.rope = ropes.index(static_cast<int>(layer));
     head.record_offset = offset;
     offset += layout.bytes;
     head.groups = static_cast<int32_t>(plan.groups.size());
@@ -151,8 +155,12 @@ Result<EncodeTable> BuildEncodeTable(std::span<const HeadPlan> heads, int kv_hea
                              ValueColumn, &table.value_transform[h * value_stride]);
     table.heads.push_back(head);
   }
-  table.slot_rotation = SlotRotations(rope);
-  table.steps = RopeSteps(rope);
+  for (const RopeConfig& rope : ropes.configs) {
+    const std::vector<float> rotations = SlotRotations(rope);
+    const std::vector<uint64_t> steps = RopeSteps(rope);
+    table.slot_rotation.insert(table.slot_rotation.end(), rotations.begin(), rotations.end());
+    table.steps.insert(table.steps.end(), steps.begin(), steps.end());
+  }
   return table;
 }
 

@@ -23,11 +23,13 @@ struct alignas(16) EncodeGroup {
 };
 
 struct alignas(16) EncodeHead {
-  int64_t record_offset;  // of the head's record in a block of the pool
+  int64_t record_offset;  // of the head's record in a block of its group's pool
   int32_t groups;
   int32_t searched;     // Rounding::kSearched
   uint32_t mean_units;  // bit u: a mean is removed from frequency blocks [8 u, 8 u + 8)
-  int32_t spare[3];
+  int32_t group;        // EncodeLayer::group
+  int32_t rope;         // whose part of `slot_rotation` and `steps` it has
+  int32_t spare;
   EncodeGroup key[kEncodeGroups];
   EncodeGroup value;
 };
@@ -41,17 +43,24 @@ struct EncodeTable {
   /// four of the unit's first 8 columns, then the four of the others; which dims those are follows the record
   /// (encode.cu). Each group is scaled by a power of two.
   std::vector<uint16_t> key_transform, value_transform;
-  std::vector<float> key_mean;       // [heads][head_dim]; zero where none is removed
-  std::vector<float> slot_rotation;  // [64][head_dim / 2][cos, sin] of a token in its page, factor included
-  std::vector<uint64_t> steps;       // RopeSteps: [head_dim / 2]
+  std::vector<float> key_mean;  // [heads][head_dim]; zero where none is removed
+  // [ropes][64][head_dim / 2][cos, sin] of a token in its page, factor included.
+  std::vector<float> slot_rotation;
+  std::vector<uint64_t> steps;  // RopeSteps: [ropes][head_dim / 2]
 };
 
-/// heads         [layers * kv_heads], as Plan::heads
-/// layer_offset  [layers] of a layer's page in a block of the pool (PagePool)
+/// Where a layer's pages are.
+struct EncodeLayer {
+  int64_t offset = 0;  // in a block of the group's pool (KvCache::layer_offset)
+  int group = 0;       // KvCache::group_of
+};
+
+/// heads   [layers * kv_heads], as Plan::heads
+/// layers  [layers]
 /// Errors: kUnsupported naming the head and what the encoder cannot do (head dim other than 64, 128 and 256,
 /// fp16 norms, more than 8 key groups, Lloyd-Max codes of 6 and 7 bits); kInvalidArgument when sizes differ.
 Result<EncodeTable> BuildEncodeTable(std::span<const HeadPlan> heads, int kv_heads,
-                                     std::span<const int64_t> layer_offset, const RopeConfig& rope);
+                                     std::span<const EncodeLayer> layers, const LayerRopes& ropes);
 
 /// [64][head_dim / 2][cos, sin]: the rotation from a page's first token to each of its tokens.
 std::vector<float> SlotRotations(const RopeConfig& rope);

@@ -15,26 +15,31 @@ struct ExactTile {
   int begin, end;      // slots to attend
 };
 
-/// Exact tiles that a sequence may have now: the sinks' and those of the window.
-__device__ __forceinline__ int CountExactTiles(int sinks, int coded_end, int length) {
-  const int first = max(coded_end, sinks);
+/// The first recent token that a sequence attends to.
+__device__ __forceinline__ int FirstRecent(const DecodeParams& p, int coded_end, int length) {
+  return max(max(coded_end, p.sinks), CodeRange::FirstSeen(p.window, length));
+}
+
+/// Exact tiles that a sequence may have now: the sinks' and the recent ones.
+__device__ __forceinline__ int CountExactTiles(const DecodeParams& p, int coded_end, int length) {
+  const int first = FirstRecent(p, coded_end, length);
   return 1 + (length > first ? (length - 1) / kTileTokens - first / kTileTokens + 1 : 0);
 }
 
-/// Tile 0 is the sinks', tile 1 + i the window's i-th from coded_end on.
+/// Tile 0 is the sinks', tile 1 + i the i-th recent one that is attended to.
 __device__ __forceinline__ ExactTile FindExactTile(const DecodeParams& p, int sequence, int head,
                                                    int coded_end, int length, int tile) {
   ExactTile t;
   const uint8_t* exact = p.exact[sequence];
   if (tile == 0) {
     t.tokens = p.sink_tile_tokens;
-    t.begin = 0;
+    t.begin = CodeRange::FirstSeen(p.window, length);
     t.end = min(p.sinks, length);
     t.data = reinterpret_cast<const __half*>(exact + p.sink_offset +
                                              static_cast<size_t>(head) * 4 * p.head_dim * t.tokens);
     return t;
   }
-  const int first = max(coded_end, p.sinks);
+  const int first = FirstRecent(p, coded_end, length);
   const int page = first / kTileTokens + tile - 1;
   t.tokens = kTileTokens;
   t.begin = max(first - page * kTileTokens, 0);
@@ -66,7 +71,7 @@ struct ExactLoads {
   __device__ __forceinline__ void Find(const DecodeParams& p, int sequence, int head, int coded_end,
                                        int length, int index) {
     tile = FindExactTile(p, sequence, head, coded_end, length, index);
-    if (index >= CountExactTiles(p.sinks, coded_end, length)) tile.end = tile.begin;
+    if (index >= CountExactTiles(p, coded_end, length)) tile.end = tile.begin;
   }
   __device__ __forceinline__ void LoadKeys() {
     const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
@@ -116,7 +121,7 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
   using Loads = ExactLoads<kHeadDim, kWarps>;
   constexpr int kSlices = Loads::kSlices, kSlicesAWarp = Loads::kSlicesAWarp;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
-  const int tiles = CountExactTiles(p.sinks, coded_end, length);
+  const int tiles = CountExactTiles(p, coded_end, length);
   const QueryRows rows = RowsOf(p, work_head);
   if (thread < kSlots) state[thread] = {kMaskedLogit, 0.0f};
   float sum[kSlicesAWarp][2][4] = {};  // head g; dims 2 (2 tq + e) + n of the slice

@@ -67,6 +67,10 @@ Result<CudnnAttentionSpec> PrefillSpec(const PrefillCall& call) {
                    std::to_string(call.tokens) + " tokens of at most " +
                    std::to_string(call.cache.max_tokens));
   }
+  if (call.window < 0 || (call.window > 0 && !call.causal)) {
+    return Invalid("attention of a prompt: a window of " + std::to_string(call.window) +
+                   (call.causal ? "" : " that is not causal"));
+  }
   if (call.rows * call.heads.query_heads * call.heads.head_dim > INT32_MAX) {
     return Invalid("attention of a prompt: " + std::to_string(call.rows) +
                    " rows are more than 2^31 elements; give fewer at once");
@@ -77,6 +81,7 @@ Result<CudnnAttentionSpec> PrefillSpec(const PrefillCall& call) {
   while (spec.rows < call.rows) spec.rows *= 2;
   Describe(call.heads, call.cache, spec);
   spec.causal = call.causal;
+  spec.window = call.tokens > call.window ? call.window : 0;  // otherwise it hides nothing
   spec.log_sum = call.log_sum != nullptr;
   // Numbers that are few by themselves, those of a prompt's first chunk and of whole buffers, go into the
   // plan: cuDNN's kernels are 15 to 20% faster then.

@@ -52,6 +52,8 @@ struct PrefillCall {
   /// Row i sees tokens [0, tokens - rows + i + 1); needs rows <= tokens. Otherwise every row sees every
   /// token.
   bool causal = true;
+  /// With causal, a row sees no more than so many tokens, its own included; 0: all.
+  int64_t window = 0;
   const uint16_t* queries = nullptr;  // fp16 [rows][query_heads][head_dim], device
   uint16_t* out = nullptr;            // the same shape
   float* log_sum = nullptr;  // [rows][query_heads] natural logarithm of the sum of exponentials, or null

@@ -80,6 +80,7 @@ std::string CudnnAttentionSpec::Describe() const {
                      std::to_string(head_dim) + ", " + (lengths ? "up to " : "") + std::to_string(rows) +
                      " rows and " + std::to_string(tokens) + " tokens";
   if (causal) text += ", causal";
+  if (window > 0) text += ", a window of " + std::to_string(window);
   if (pages > 0) text += ", paged";
   return text;
 }
@@ -143,6 +144,8 @@ Result<std::unique_ptr<CudnnAttention>> CudnnAttention::Build(std::shared_ptr<Cu
   options.set_implementation(fe::AttentionImplementation_t::COMPOSITE);
   if (s.causal) {
     options.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT).set_diagonal_band_right_bound(0);
+    // The left bound counts the tokens that a row sees, its own included.
+    if (s.window > 0) options.set_diagonal_band_left_bound(s.window);
   }
   if (s.lengths) {
     options.set_padding_mask(true)

@@ -27,6 +27,7 @@ struct CudnnAttentionSpec {
   CudnnStrides queries, keys, values, out;
   float scale = 1;
   bool causal = false;   // row i of r sees the first tokens - r + i + 1 keys
+  int64_t window = 0;    // > 0, with causal: of these no more than the last `window`
   bool lengths = false;  // numbers of rows and tokens of each sequence are in device memory
   bool ragged = false;   // rows of queries, out and log_sum are packed; first elements in device memory
   bool log_sum = false;  // also writes the natural logarithm of each row's sum of exponentials

@@ -46,18 +46,20 @@ Result<PhaseTable> PhaseTable::Create(const RopeConfig& rope, int64_t tokens, CU
   return t;
 }
 
-Result<CodecConstants> CodecConstants::Upload(const KvCache& cache, const RopeConfig& rope) {
+Result<CodecConstants> CodecConstants::Upload(const KvCache& cache, const LayerRopes& ropes) {
   const CacheGeometry& g = cache.geometry();
-  std::vector<int64_t> layer_offset, window_offset;
+  CodecConstants c;
+  std::vector<EncodeLayer> layers;
+  std::vector<int64_t> window_offset;
   for (int layer = 0; layer < g.layers; ++layer) {
-    layer_offset.push_back(cache.layer_offset(layer));
+    layers.push_back({cache.layer_offset(layer), cache.group_of(layer)});
     window_offset.push_back(WindowOffset(cache, layer));
+    c.rope_of_layer_.push_back(ropes.index(layer));
   }
   BGTQ_ASSIGN_OR_RETURN(const EncodeTable table,
-                        BuildEncodeTable(cache.plan()->heads, g.kv_heads, layer_offset, rope));
+                        BuildEncodeTable(cache.plan()->heads, g.kv_heads, layers, ropes));
   const UnpackTable unpack = BuildUnpackTable(cache.plan()->heads, table);
   const char* what = "a plan's constants";
-  CodecConstants c;
   c.cache_ = &cache;
   c.key_units_ = table.key_units;
   BGTQ_ASSIGN_OR_RETURN(c.heads_, ToDevice(table.heads, what));
@@ -78,8 +80,10 @@ EncodeParams CodecConstants::Encode() const {
   p.head_dim = cache_->geometry().head_dim;
   p.kv_heads = cache_->geometry().kv_heads;
   p.key_units = key_units_;
-  p.pool = reinterpret_cast<uint8_t*>(cache_->pool_base());
-  p.block_bytes = cache_->block_bytes();
+  for (int group = 0; group < cache_->groups(); ++group) {
+    p.pool[group] = reinterpret_cast<uint8_t*>(cache_->pool_base(group));
+    p.block_bytes[group] = cache_->block_bytes(group);
+  }
   p.heads = heads_.As<EncodeHead>();
   p.key_transform = key_transform_.As<uint16_t>();
   p.value_transform = value_transform_.As<uint16_t>();
@@ -98,16 +102,17 @@ UnpackParams CodecConstants::Unpack(int layer) const {
   p.key_units = key_units_;
   p.layer = layer;
   p.sinks = cache_->options().sinks;
-  p.pool = reinterpret_cast<const uint8_t*>(cache_->pool_base());
-  p.block_bytes = cache_->block_bytes();
+  const int group = cache_->group_of(layer), rope = rope_of_layer_[static_cast<size_t>(layer)];
+  p.pool = reinterpret_cast<const uint8_t*>(cache_->pool_base(group));
+  p.block_bytes = cache_->block_bytes(group);
   p.window_offset = WindowOffset(*cache_, layer);
   p.sink_offset = SinkOffset(*cache_, layer);
   p.window_tiles = cache_->window_tiles();
   p.sink_tile_tokens = cache_->sink_tile_tokens();
   p.heads = heads_.As<EncodeHead>();
   p.key_mean = key_mean_.As<float>();
-  p.slot_rotation = slot_rotation_.As<float>();
-  p.steps = steps_.As<uint64_t>();
+  p.slot_rotation = slot_rotation_.As<float>() + int64_t{rope} * kPageTokens * p.head_dim;
+  p.steps = steps_.As<uint64_t>() + int64_t{rope} * (p.head_dim / 2);
   p.key_fragments = key_fragments_.As<uint16_t>();
   p.value_fragments = value_fragments_.As<uint16_t>();
   p.scale = scale_.As<float>();
@@ -115,14 +120,16 @@ UnpackParams CodecConstants::Unpack(int layer) const {
 }
 
 int64_t WindowOffset(const KvCache& cache, int layer) {
-  return ExactTileBytes(true, cache.geometry().head_dim, kPageTokens) * cache.window_tiles() *
-         cache.geometry().kv_heads * layer;
+  const CacheGeometry& g = cache.geometry();
+  return ExactTileBytes(true, g.head_dim, kPageTokens, g.latent_dims > 0) * cache.window_tiles() *
+         g.kv_heads * layer;
 }
 
 int64_t SinkOffset(const KvCache& cache, int layer) {
-  return WindowOffset(cache, cache.geometry().layers) +
-         ExactTileBytes(true, cache.geometry().head_dim, cache.sink_tile_tokens()) *
-             cache.geometry().kv_heads * layer;
+  return WindowOffset(cache, cache.geometry().layers) + ExactTileBytes(true, cache.geometry().head_dim,
+                                                                       cache.sink_tile_tokens(),
+                                                                       cache.geometry().latent_dims > 0) *
+                                                            cache.geometry().kv_heads * layer;
 }
 
 }  // namespace blockgtq::cuda

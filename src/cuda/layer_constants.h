@@ -31,7 +31,7 @@ class LayerConstants {
   DeviceBuffer heads_, query_transform_, value_fragments_, mean_constants_;
 };
 
-/// The phases of key means (phase_table.h), of all layers: 16 bytes a token for head dim 128.
+/// The phases of key means (phase_table.h), of all layers of a RoPE: 16 bytes a token for head dim 128.
 class PhaseTable {
  public:
   /// Of positions [0, tokens). Filled on `stream`. Errors: kOutOfMemory.
@@ -46,7 +46,7 @@ class PhaseTable {
 class CodecConstants {
  public:
   /// cache: packed; must outlive this. Errors: those of BuildEncodeTable; kOutOfMemory.
-  static Result<CodecConstants> Upload(const KvCache& cache, const RopeConfig& rope);
+  static Result<CodecConstants> Upload(const KvCache& cache, const LayerRopes& ropes);
   /// What follows from the cache and the plan; the caller sets jobs, layers, source and error.
   EncodeParams Encode() const;
   /// The same; the caller sets tokens, block table, exact tiles and target.
@@ -55,6 +55,7 @@ class CodecConstants {
  private:
   const KvCache* cache_ = nullptr;
   int key_units_ = 0;
+  std::vector<int> rope_of_layer_;
   DeviceBuffer heads_, key_transform_, value_transform_, key_mean_, slot_rotation_, steps_, window_offset_;
   DeviceBuffer key_fragments_, value_fragments_, scale_;
 };

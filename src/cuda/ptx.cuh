@@ -74,6 +74,25 @@ __device__ __forceinline__ uint32_t TransposeB16(uint32_t x) {
   return y;
 }
 
+/// Four 8 x 8 matrices of 16-bit elements from shared memory: lanes 8 i .. 8 i + 7 name the rows of matrix i,
+/// 16 bytes each. r[i]: of that matrix, or with kTransposed of its transpose, row lane / 4, elements
+/// 2 (lane mod 4) and the next.
+template <bool kTransposed>
+__device__ __forceinline__ void LoadMatrixRows(uint32_t (&r)[4], const void* row) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
 // ---- tensor products. d [16, 8] += a [16, k] b [k, 8]; fragments as the PTX manual lays them out.
 
 struct Int4 {

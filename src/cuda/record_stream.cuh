@@ -7,6 +7,11 @@
 
 namespace blockgtq::cuda {
 
+__device__ __forceinline__ CodeRange CodesOf(const DecodeParams& p, int sequence) {
+  const int length = p.window > 0 ? __ldg(p.length + sequence) : 0;
+  return CodeRange::For(p.sinks, p.window, __ldg(p.coded_end + sequence), length);
+}
+
 /// A walk over (sequence, head) pairs in order; tile: the first still to do of `tiles`.
 struct Segment {
   int sequence, head, tile, tiles;
@@ -93,10 +98,10 @@ struct RecordStream {
         s.Next(tile_prefix, p.work_heads);
       }
       const HeadHeader& header = heads[p.KvHead(s.head)].header;
-      const int page = __ldg(p.block_table + s.sequence * p.max_pages + s.tile + (x - at));
-      const bool coded = __ldg(p.coded_end + s.sequence) > p.sinks;
-      record = p.pool + (coded ? page : 0) * p.page_bytes + header.record_offset;
-      size = coded ? header.record_bytes : 0;
+      const CodeRange codes = CodesOf(p, s.sequence);
+      const int page = __ldg(p.block_table + s.sequence * p.max_pages + codes.first_tile + s.tile + (x - at));
+      record = p.pool + (codes.any() ? page : 0) * p.page_bytes + header.record_offset;
+      size = codes.any() ? header.record_bytes : 0;
     }
     const int next = first + step * (k0 + 32);
 #pragma unroll 1

@@ -26,9 +26,9 @@ __device__ int LastNotAbove(const T* sorted, int n, T value) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    ScheduleKernel(const int32_t* coded_end, int sinks, int batch, int heads, int workers, int tiles_a_worker,
-                   bool whole_workers, WorkRange* ranges, int32_t* tile_prefix, WorkerSpan* spans,
-                   uint32_t* step) {
+    ScheduleKernel(const int32_t* coded_end, const int32_t* length, int sinks, int window, int batch,
+                   int heads, int workers, int tiles_a_worker, bool whole_workers, WorkRange* ranges,
+                   int32_t* tile_prefix, WorkerSpan* spans, uint32_t* step) {
   BGTQ_DYNAMIC_SHARED(int, 4, shared);
   int* prefix = shared;             // [batch + 1]
   int* bound = shared + batch + 1;  // [workers + 1] first tile of each worker
@@ -42,7 +42,11 @@ __global__ void __launch_bounds__(kThreads)
     if (thread == 0) prefix[0] = 0;
     for (int b0 = 0; b0 < batch; b0 += 32) {
       const int b = b0 + thread;
-      int sum = b >= batch ? 0 : coded_end[b] > sinks ? (coded_end[b] + kTileTokens - 1) / kTileTokens : 1;
+      int sum = 0;
+      if (b < batch) {
+        const CodeRange codes = CodeRange::For(sinks, window, coded_end[b], window > 0 ? length[b] : 0);
+        sum = codes.any() ? (codes.end + kTileTokens - 1) / kTileTokens - codes.first_tile : 1;
+      }
       for (int o = 1; o < 32; o <<= 1) {
         const int below = __shfl_up_sync(~0u, sum, o);
         if (thread >= o) sum += below;
@@ -124,8 +128,8 @@ Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_s
                                                " sequences is more than the scheduler holds; split it");
   }
   return Launch("schedule", ScheduleKernel, 1, kThreads, shared_bytes, false, stream, params.coded_end,
-                params.sinks, params.batch, params.work_heads, params.workers, params.cluster_blocks,
-                whole_workers, const_cast<WorkRange*>(params.ranges),
+                params.length, params.sinks, params.window, params.batch, params.work_heads, params.workers,
+                params.cluster_blocks, whole_workers, const_cast<WorkRange*>(params.ranges),
                 const_cast<int32_t*>(params.tile_prefix), const_cast<WorkerSpan*>(params.spans), params.step);
 }
 

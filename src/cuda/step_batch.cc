@@ -73,15 +73,21 @@ Status StepBatch::Upload(std::span<const int32_t> tokens) {
 
 Status StepBatch::UploadTables(std::span<const BatchSlice> slices) {
   size_t longest = 1;
-  for (const BatchSlice& slice : slices) longest = std::max(longest, cache_.blocks(slice.sequence).size());
+  for (const BatchSlice& slice : slices) longest = std::max(longest, cache_.blocks(slice.sequence, 0).size());
   table_stride_ = PowerOfTwo(static_cast<int64_t>(longest));
-  // Entries past a sequence's pages are block 0: a library kernel may look at them.
-  std::vector<int32_t> tables(slices.size() * static_cast<size_t>(table_stride_), 0);
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const std::span<const int32_t> blocks = cache_.blocks(slices[i].sequence);
-    std::copy(blocks.begin(), blocks.end(), tables.begin() + static_cast<int64_t>(i) * table_stride_);
+  table_rows_ = static_cast<int64_t>(slices.size());
+  // Entries past a sequence's pages, and of pages given back, are block 0: a library kernel may look at them.
+  std::vector<int32_t> tables(static_cast<size_t>(cache_.groups() * table_rows_ * table_stride_), 0);
+  auto row = tables.begin();
+  for (int group = 0; group < cache_.groups(); ++group) {
+    for (const BatchSlice& slice : slices) {
+      const std::span<const int32_t> blocks = cache_.blocks(slice.sequence, group);
+      std::transform(blocks.begin(), blocks.end(), row, [](int32_t block) { return std::max(block, 0); });
+      row += table_stride_;
+    }
   }
   if (tables == uploaded_tables_) return Status::Ok();
+  uploaded_tables_.clear();  // where what follows fails, the device has none
   const int64_t bytes = static_cast<int64_t>(tables.size() * sizeof(int32_t));
   BGTQ_RETURN_IF_ERROR(device_.Reserve(tables_, bytes, "block tables"));
   if (host_tables_.bytes() < bytes) {

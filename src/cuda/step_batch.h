@@ -35,9 +35,10 @@ class StepBatch {
   // An entry a job.
   const EncodeJob* jobs(const Segment& s) const { return At<EncodeJob>(jobs_at_) + s.first_job; }
   const int32_t* job_count(const Segment& s) const { return At<int32_t>(counts_at_) + s.counter; }
-  /// [table rows][table_stride()] block ids; the stride grows in powers of two.
-  const int32_t* block_table(int64_t table_row) const {
-    return tables_.As<int32_t>() + table_row * table_stride_;
+  /// [table rows][table_stride()] block ids in a group of layers (KvCache::groups); the stride grows in
+  /// powers of two.
+  const int32_t* block_table(int group, int64_t table_row) const {
+    return tables_.As<int32_t>() + (group * table_rows_ + table_row) * table_stride_;
   }
   int64_t table_stride() const { return table_stride_; }
 
@@ -58,7 +59,7 @@ class StepBatch {
   DeviceBuffer device_data_, tables_;
   int64_t tokens_at_ = 0, targets_at_ = 0, coded_at_ = 0, length_at_ = 0, exact_at_ = 0, jobs_at_ = 0,
           counts_at_ = 0;
-  int64_t table_stride_ = 0;
+  int64_t table_stride_ = 0, table_rows_ = 0;
   std::vector<int32_t> uploaded_tables_;  // what the device has
 };
 

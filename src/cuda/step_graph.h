@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "blockgtq/status.h"
-#include "src/cuda/attention_op.h"
 #include "src/cuda/device.h"
+#include "src/cuda/layer_attention.h"
 
 struct CUgraphExec_st;
 
@@ -23,7 +23,7 @@ class StepGraphs {
   StepGraphs& operator=(const StepGraphs&) = delete;
 
   /// What tells steps apart: the cache's binding and its step's shape.
-  using Key = std::pair<const void*, AttentionOp::StepShape>;
+  using Key = std::pair<const void*, LayerAttention::StepShape>;
   /// Runs launch(), or the graph captured of it. Errors: those of launch.
   Status Run(const Key& key, const std::function<Status()>& launch);
   /// A binding is going away: so are its graphs.

@@ -38,7 +38,7 @@ void Planner::PlanDecode(std::span<const BatchSlice> slices) {
   plan.segments.push_back(s);
 }
 
-// The same segments as cpu/attention_op.cc makes: rows that attend to the same codes.
+// The same segments as cpu/attention_segments.cc makes: rows that attend to the same codes.
 void Planner::PlanSlice(const BatchSlice& slice, int64_t table_row) {
   const bool packed = cache_.options().kind == CacheKind::kPacked;
   const bool at_once = packed && cache_.options().recent == 0;
@@ -69,12 +69,10 @@ void Planner::PlanSlice(const BatchSlice& slice, int64_t table_row) {
       AddRow(slice, p, strict && at_once ? p + 1 : coded, p + 1, keeps_window);
     }
     s.first_job = static_cast<int64_t>(plan.jobs.size());
-    // Encoded rows: its own (at once) are counted from the batch's first, a chunk's from its scratch's.
     s.scratch_first = coded / kPrefixTokens * kPrefixTokens;
-    if (packed) {
-      AddJobs(slice.sequence, coded, coded_after,
-              s.chunk ? coded - s.scratch_first : s.first_row + (coded - position));
-    }
+    // Encoded rows: its own (at once) are counted from the batch's first, a chunk's from its first exact
+    // token.
+    if (packed) AddJobs(slice.sequence, coded, coded_after, s.chunk ? 0 : s.first_row + (coded - position));
     s.jobs = static_cast<int32_t>(plan.jobs.size() - static_cast<size_t>(s.first_job));
     s.counter = static_cast<int64_t>(plan.counts.size());
     plan.counts.push_back(s.jobs);
@@ -92,7 +90,8 @@ void Planner::AddRow(const BatchSlice& slice, int64_t position, int64_t coded, i
   target.position = static_cast<int32_t>(position);
   const int64_t page = position / kPageTokens;
   if (options.kind != CacheKind::kPacked) {
-    target.page = cache_.blocks(slice.sequence)[static_cast<size_t>(page)];
+    for (int group = 0; group < cache_.groups(); ++group)
+      target.page[group] = cache_.blocks(slice.sequence, group)[static_cast<size_t>(page)];
   } else {
     if (keeps_window) target.window_tile = static_cast<int32_t>(page % cache_.window_tiles());
     if (position < options.sinks) target.sink_slot = static_cast<int32_t>(position);
@@ -110,7 +109,8 @@ void Planner::AddJobs(SequenceId sequence, int64_t begin, int64_t end, int64_t f
     job.exact = reinterpret_cast<const uint8_t*>(cache_.exact_base(sequence));
     job.first_row = first_row;
     job.position = begin / kPageTokens * kPageTokens;
-    job.block = cache_.blocks(sequence)[static_cast<size_t>(begin / kPageTokens)];
+    for (int group = 0; group < cache_.groups(); ++group)
+      job.block[group] = cache_.blocks(sequence, group)[static_cast<size_t>(begin / kPageTokens)];
     job.begin = static_cast<int32_t>(begin % kPageTokens);
     job.end = static_cast<int32_t>(std::min<int64_t>(end - job.position, kPageTokens));
     plan.jobs.push_back(job);

@@ -23,8 +23,8 @@ struct Segment {
   int64_t coded = 0;     // codes of [0, coded) are there before the segment; the most, in a decode step
   int64_t longest = 0;   // tokens that the last row sees; the most, in a decode step
   bool chunk = false;    // rows attend to one another in fp16; otherwise each as if decoded
-  int64_t scratch_first =
-      0;                  // of a chunk: the token at the start of its scratch, a multiple of kPrefixTokens
+  // Of a chunk: the token at the start of its scratch, a multiple of kPrefixTokens, where no window cuts.
+  int64_t scratch_first = 0;
   int64_t table_row = 0;  // of its block table; rows of one sequence share it
   int64_t first_job = 0;  // encoding that the segment brings about
   int32_t jobs = 0;

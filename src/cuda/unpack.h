@@ -36,14 +36,14 @@ struct UnpackParams {
   int32_t sinks = 0;
 
   const int32_t* block_table = nullptr;  // the sequence's, [pages]
-  const uint8_t* pool = nullptr;         // records of block b start at pool + b * block_bytes
+  const uint8_t* pool = nullptr;         // of the layer's group: block b's records start at b * block_bytes
   int64_t block_bytes = 0;
   // Exact tiles as DecodeParams has them; null where no token of the range is exact.
   const uint8_t* exact = nullptr;
   int64_t window_offset = 0, sink_offset = 0;  // of the layer
   int32_t window_tiles = 0, sink_tile_tokens = 0;
 
-  // Arrays of EncodeTable and UnpackTable.
+  // Arrays of EncodeTable and UnpackTable; the rotations of the layer's RoPE.
   const EncodeHead* heads = nullptr;
   const float* key_mean = nullptr;
   const float* slot_rotation = nullptr;

@@ -47,6 +47,33 @@ Scheduler::~Scheduler() {
   for (Slot& slot : slots_) ReleaseSlot(slot);
 }
 
+Status Scheduler::WarmUp() {
+  if (!context_.model().backend().loads_late()) return Status::Ok();
+  constexpr int64_t kWarmUpTokens = 4096;
+  const int64_t prompt = std::min(kWarmUpTokens, sequence_limit_ - 1);
+  if (prompt < 1) return Status::Ok();
+  const std::vector<Token> tokens(static_cast<size_t>(prompt), 0);
+  BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, cache_.AddSequence());
+  const auto run = [&]() -> Status {
+    const auto pass = [&](int64_t first, int64_t count) -> Status {
+      const SequenceTokens item{
+          sequence, std::span(tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count))};
+      BGTQ_RETURN_IF_ERROR(context_.Run({&item, 1}));
+      const int64_t last = count - 1;
+      return context_.GreedyTokens({&last, 1}).status();
+    };
+    for (int64_t at = 0; at < prompt;) {
+      const int64_t end = std::min(cuts_.NextEnd(at), prompt);
+      BGTQ_RETURN_IF_ERROR(pass(at, end - at));
+      at = end;
+    }
+    return pass(0, 1);
+  };
+  const Status status = run();
+  cache_.RemoveSequence(sequence);
+  return status;
+}
+
 Status Scheduler::Check(const Request& request) const {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   if (prompt == 0) return Invalid("the prompt is empty: there is nothing to continue");

@@ -63,6 +63,11 @@ class Scheduler {
   static Result<std::unique_ptr<Scheduler>> Create(Context& context, const SchedulerOptions& options);
   ~Scheduler();
 
+  /// On a backend that loads late (Backend::loads_late), runs the passes of a prompt of 4,096 tokens, or as
+  /// many as a sequence may have, and of a token behind it, so that no request waits for what they load;
+  /// elsewhere does nothing. Before the first request. Errors: those of Context::Run and GreedyTokens.
+  Status WarmUp();
+
   const SchedulerOptions& options() const { return options_; }
   /// Tokens that a request's prompt and new tokens may have together: max_sequence, or the whole cache.
   int64_t sequence_limit() const { return sequence_limit_; }

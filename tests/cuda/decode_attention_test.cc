@@ -143,6 +143,75 @@ std::vector<Case> MoreCases() {
   return cases;
 }
 
+// Sliding windows: within the recent tokens, across the codes' end, within the codes, as long as the sequence
+// and longer.
+std::vector<Case> WindowCases(bool quick) {
+  std::vector<Case> cases;
+  const auto add = [&](const std::string& name, int64_t window, Case c) {
+    c.name = "window of " + std::to_string(window) + ", " + name + ", G" + std::to_string(c.query_heads);
+    c.window = window;
+    cases.push_back(std::move(c));
+  };
+  if (quick) {
+    add("mean", 90,
+        {"", 128, 4, {Head(128, k8432, 3, {0, 7}), Head(128, k432)}, {300, 65, 0}, 4, {30, 70, 5}});
+    Case own{"", 128, 4, {Head(128, k432), Head(128, k8432)}, {200, 65, 0}, 4, {30, 70, 9}, 2.0f, 3};
+    add("warp workers", 100, own);
+    return cases;
+  }
+  for (const int query_heads : {4, 8}) {
+    for (const int64_t window : {1, 64, 100, 500, 1153, 5000}) {
+      add("ragged, sinks, recent", window,
+          {"",
+           128,
+           query_heads,
+           {Head(128, k8432), Head(128, k432, 4)},
+           {1089, 640, 65, 0, 600},
+           4,
+           {64, 1, 100, 9, 127}});
+      add("whole mean", window,
+          {"", 128, query_heads, {Head(128, k432, 3, kWholeMean)}, {1089, 640, 64}, 4, {64, 1, 100}});
+      add("own codes, 17 sinks", window,
+          {"", 128, query_heads, {Head(128, k432)}, {1153, 500, 9}, 17, {0, 0, 0}});
+      add("own codes", window, {"", 128, query_heads, {Head(128, k432, 3, {7})}, {1153, 500, 9}});
+    }
+    for (const int64_t window : {33, 700}) {
+      add("D64", window,
+          {"", 64, query_heads, {Head(64, {{4, 32}, {3, 16}, {2, 16}}, 3, {0, 2})}, {900, 65}, 4, {64, 70}});
+      add("D256", window, {"", 256, query_heads, {Head(256, k256, 3, {1, 15})}, {900, 65}, 4, {64, 70}});
+      add("64 sinks", window, {"", 128, query_heads, {Head(128, k432)}, {300, 700, 40}, 64, {5, 0, 9}});
+    }
+  }
+  for (const int64_t window : {40, 150}) {
+    std::vector<int64_t> many;
+    for (int i = 0; i < 40; ++i) many.push_back(1 + (i * 37) % 300);
+    Case own{"", 128, 4, {Head(128, k8432), Head(128, k432)}, many, 4, std::vector<int64_t>(40, 64), 2.0f, 3};
+    add("warp workers", window, own);
+  }
+  // Every configuration, clusters included.
+  for (const int query_heads : {3, 8}) {
+    for (const bool mean : {false, true}) {
+      for (const int blocks : {1, 2, 4, 16}) {
+        for (const bool split : {false, true}) {
+          const std::vector<int> units = mean ? std::vector<int>{0, 7} : std::vector<int>{};
+          Case c{"",
+                 128,
+                 query_heads,
+                 {Head(128, k8432, 3, units), Head(128, k432)},
+                 {1300, 0, 65, 700},
+                 4,
+                 {30, 20, 70, 129}};
+          c.warps = 8, c.split_tiles = split, c.stages = 2, c.cluster_blocks = blocks, c.workers = 3;
+          add(std::string(split ? "split" : "whole") + ", clusters of " + std::to_string(blocks) +
+                  (mean ? ", mean" : ""),
+              450, c);
+        }
+      }
+    }
+  }
+  return cases;
+}
+
 std::vector<Case> Cases256() {
   std::vector<Case> cases;
   const auto add = [&](const std::string& name, int query_heads, std::vector<HeadSpec> heads,
@@ -252,8 +321,9 @@ std::vector<Case> ConfigurationCases(bool quick) {
 }
 
 // A captured step follows lengths that change on the device.
-void TestGraphFollowsLengths(const DeviceLimits& limits) {
-  const Case c{"graph", 128, 4, {Head(128, k432), Head(128, k8432)}, {3000, 500}};
+void TestGraphFollowsLengths(const DeviceLimits& limits, int64_t window) {
+  Case c{"graph", 128, 4, {Head(128, k432), Head(128, k8432)}, {3000, 500}};
+  c.window = window;
   Fixture fixture(c, limits);
   cudaStream_t stream;
   cudaGraph_t graph;
@@ -305,12 +375,15 @@ void TestRefusals(const DeviceLimits& limits) {
 void Run(Cases& cases, const DeviceLimits& limits, bool quick, size_t every) {
   cases.RunSome(QuickCases(), 1, true);
   cases.RunSome(ConfigurationCases(true), 1, true);
+  cases.RunSome(WindowCases(true), 1, true);
   if (quick) return;
   cases.RunSome(MoreCases(), every, false);
   cases.RunSome(Cases256(), every, false);
   cases.RunSome(SmallSharedMemoryCases(), every, false);
   cases.RunSome(ConfigurationCases(false), every, true);
-  TestGraphFollowsLengths(limits);
+  cases.RunSome(WindowCases(false), every, false);
+  TestGraphFollowsLengths(limits, 0);
+  TestGraphFollowsLengths(limits, 200);
   TestRefusals(limits);
 }
 

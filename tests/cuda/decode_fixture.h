@@ -99,6 +99,7 @@ class Fixture {
     params_.coded_end = coded_end_.data();
     params_.length = device_lengths_.data();
     params_.sinks = c.sinks;
+    params_.window = static_cast<int32_t>(c.window);
     params_.queries = device_queries_.data();
     params_.out = out_.data();
   }
@@ -127,7 +128,21 @@ class Fixture {
     Require(cudaDeviceSynchronize(), "run");
     return {out_.Download(), second_out.Download()};
   }
-  void SetCoded(const std::vector<int32_t>& coded) { coded_end_.Upload(coded); }
+  /// Without exact tokens: they end where the codes do.
+  void SetCoded(const std::vector<int32_t>& coded) {
+    coded_end_.Upload(coded);
+    device_lengths_.Upload(coded);
+  }
+  /// Block tables name no page any more before the window's first one.
+  void GiveBackPages() {
+    constexpr int32_t kNoPage = 1 << 22;
+    if (c_.window == 0) return;
+    std::vector<int32_t> tables = block_table_.Download();
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      std::fill_n(tables.begin() + static_cast<int64_t>(b) * params_.max_pages, FirstSeen(b) / 64, kNoPage);
+    }
+    block_table_.Upload(tables);
+  }
   void PoisonOutput() { out_.Fill(0xff); }
   std::vector<uint16_t> Output() const { return out_.Download(); }
 
@@ -158,20 +173,20 @@ class Fixture {
                        reference.QueryDistance(q, params_.logit_scale, config_.variant.few_heads, prepared));
           std::vector<double> rounded, exact;
           double log_rounded = reference.Attend(q, params_.logit_scale, &prepared, sequences_[pair].records,
-                                                c_.sinks, coded_[b], rounded, config_.rounding_tokens());
+                                                FirstCoded(b), coded_[b], rounded, config_.rounding_tokens());
           double log_exact;
           if (c_.first_position == 0) {  // the definition: the codec's own reference
             std::vector<float> defined(c_.head_dim);
             float lse;
             reference::Attention(plans_[h], RecordLayout::For(plans_[h]), rope_, &queries_[at],
-                                 sequences_[pair].records, c_.sinks, coded_[b],
+                                 sequences_[pair].records, FirstCoded(b), coded_[b],
                                  static_cast<float>(1 / std::sqrt(double(c_.head_dim))), defined.data(),
                                  &lse);
             exact.assign(defined.begin(), defined.end());
             log_exact = double{lse} * 1.4426950408889634;
           } else {
-            log_exact = reference.Attend(q, params_.logit_scale, nullptr, sequences_[pair].records, c_.sinks,
-                                         coded_[b], exact);
+            log_exact = reference.Attend(q, params_.logit_scale, nullptr, sequences_[pair].records,
+                                         FirstCoded(b), coded_[b], exact);
           }
           std::vector<double> tokens;
           const double log_tokens = ExactTokens(q, pair, b, tokens);
@@ -209,6 +224,11 @@ class Fixture {
   }
 
  private:
+  int64_t FirstSeen(size_t b) const {
+    return c_.window > 0 ? std::max<int64_t>(lengths_[b] - c_.window, 0) : 0;
+  }
+  int64_t FirstCoded(size_t b) const { return std::max<int64_t>(c_.sinks, FirstSeen(b)); }
+
   void MakePool(const HeadTable& table, std::mt19937& random) {
     const size_t lead = 48;  // other layers' bytes ahead of this one's
     const int64_t page_bytes = table.layer_bytes + 2 * lead;
@@ -262,10 +282,10 @@ class Fixture {
       std::vector<uint16_t> exact(static_cast<size_t>(window_layer + sink_layer), 0x7e00);  // NaN; 2 layers
       for (int h = 0; h < shape.kv_heads; ++h) {
         const cpu::Sequence& s = sequences_[b * shape.kv_heads + h];
-        for (int64_t t = 0; t < std::min<int64_t>(c_.sinks, lengths_[b]); ++t) {
+        for (int64_t t = FirstSeen(b); t < std::min<int64_t>(c_.sinks, lengths_[b]); ++t) {
           store(&exact[(params_.sink_offset + h * sink_bytes) / 2], sink_tokens, s, t);
         }
-        for (int64_t t = coded_[b]; t < lengths_[b]; ++t) {
+        for (int64_t t = std::max<int64_t>(coded_[b], FirstSeen(b)); t < lengths_[b]; ++t) {
           const int64_t ring = t / 64 % shape.window_tiles;
           store(&exact[(params_.window_offset + (h * shape.window_tiles + ring) * tile_bytes) / 2], 64, s, t);
         }
@@ -283,7 +303,7 @@ class Fixture {
     if (c_.recent.empty()) return -INFINITY;
     std::vector<std::pair<int64_t, double>> logits;
     double top = -INFINITY, total = 0;
-    for (int64_t t = 0; t < lengths_[b]; ++t) {
+    for (int64_t t = FirstSeen(b); t < lengths_[b]; ++t) {
       if (t >= c_.sinks && t < coded_[b]) continue;
       double logit = 0;
       for (int d = 0; d < dim; ++d) logit += q[d] * ThroughHalf(sequences_[pair].keys[t * dim + d]);
@@ -325,6 +345,7 @@ class Cases {
 
   void Run(const Case& c, bool overlapped) {
     auto fixture = std::make_unique<Fixture>(c, limits_);
+    fixture->GiveBackPages();
     const std::vector<uint16_t> first = fixture->Run(), second = fixture->Run();
     Check(first == second, c.name + ": two runs differ");
     if (overlapped) {

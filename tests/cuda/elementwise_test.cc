@@ -224,7 +224,8 @@ class RopeFixture {
       if (r % 4 != 3) targets[r].exact = exact_.data() + r * exact_bytes_;
       targets[r].window_tile = r % 2 == 0 ? static_cast<int>(r) % kWindowTiles : -1;
       targets[r].sink_slot = r % 3 != 1 ? static_cast<int>(r) % kSinkTokens : -1;
-      targets[r].page = r % 4 >= 2 ? static_cast<int>(rows_ - 1 - r) : -1;
+      targets[r].page[0] = r % 4 >= 2 ? static_cast<int>(rows_ - 1 - r) : -1;
+      targets[r].page[1] = r % 4 == 1 || r % 4 == 2 ? static_cast<int>(r) : -1;
     }
     exact_.Fill(0xff), pool_.Fill(0xff);
     const DeviceArray<RowTarget> device_targets(targets);
@@ -256,7 +257,13 @@ class RopeFixture {
     Require(cudaDeviceSynchronize(), "rope");
     error_ = error.Download()[0];
     rotated_q_ = q_out.Download(), rotated_k_ = k_out.Download(), halves_v_ = v_out.Download();
-    if (stores) CheckStores(targets);
+    if (stores) CheckStores(targets, 0);
+    if (!stores) return;
+    call.group = 1;
+    exact_.Fill(0xff), pool_.Fill(0xff);
+    Require(LaunchRopeStore(call, true, nullptr), "rope");
+    Require(cudaDeviceSynchronize(), "rope");
+    CheckStores(targets, 1);
   }
   void Poison(std::vector<float> RopeFixture::*what, size_t at, float value) { (this->*what)[at] = value; }
   int32_t error() const { return error_; }
@@ -285,7 +292,7 @@ class RopeFixture {
 
  private:
   // Rebuilds the memory on the host from the rotated rows, byte for byte.
-  void CheckStores(const std::vector<RowTarget>& targets) const {
+  void CheckStores(const std::vector<RowTarget>& targets, int group) const {
     std::vector<uint8_t> exact(exact_.size(), 0xff), pool(pool_.size(), 0xff);
     const auto put = [](std::vector<uint8_t>& memory, int64_t byte, uint16_t half) {
       std::memcpy(&memory[byte], &half, 2);
@@ -298,7 +305,7 @@ class RopeFixture {
         const int64_t window =
             base + 2 * sink_bytes_ + window_bytes_ + (h * kWindowTiles + t.window_tile) * tile_;
         const int64_t sinks = base + sink_bytes_ + h * int64_t{4} * dim_ * kSinkTokens;
-        const int64_t page = t.page * page_bytes_ + (c_.kv_heads + h) * tile_;
+        const int64_t page = t.page[group] * page_bytes_ + (c_.kv_heads + h) * tile_;
         for (int d = 0; d < dim_; ++d) {
           const uint16_t k = rotated_k_[(r * c_.kv_heads + h) * dim_ + d];
           const uint16_t v = halves_v_[(r * c_.kv_heads + h) * dim_ + d];
@@ -310,7 +317,7 @@ class RopeFixture {
             put(exact, sinks + 2 * (d * kSinkTokens + t.sink_slot), k);
             put(exact, sinks + 2 * (dim_ * kSinkTokens + t.sink_slot * dim_ + d), v);
           }
-          if (t.page >= 0) {
+          if (t.page[group] >= 0) {
             put(pool, page + 2 * (slot * dim_ + d), k);
             put(pool, page + 2 * ((64 + slot) * dim_ + d), v);
           }

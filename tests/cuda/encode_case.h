@@ -48,22 +48,34 @@ inline HeadTokens MakeTokens(const HeadPlan& plan, const RopeTable& rope, int64_
 }
 
 /// Layers of heads with different plans, and their constants on the device.
+/// grouped: odd layers are a group of their own, with another RoPE. A block of the pool has both groups'
+/// parts.
 class EncodeModel {
  public:
-  EncodeModel(const std::vector<HeadSpec>& specs, int layers, Rounding rounding, uint64_t seed)
-      : rope_config(cpu::MakeRope(specs[0].head_dim, 1.1f)), rope(rope_config) {
-    const int kv_heads = static_cast<int>(specs.size());
-    std::vector<int64_t> layer_offset;
+  EncodeModel(const std::vector<HeadSpec>& specs, int layers, Rounding rounding, uint64_t seed,
+              bool grouped = false) {
+    kv_heads = static_cast<int>(specs.size());
+    LayerRopes layer_ropes{{cpu::MakeRope(specs[0].head_dim, 1.1f)}};
+    if (grouped) {
+      layer_ropes.configs.push_back(layer_ropes.configs[0]);
+      layer_ropes.configs[1].freq_base = 300.0;
+      for (int l = 0; l < layers; ++l) layer_ropes.of_layer.push_back(l % 2);
+    }
+    for (int l = 0; l < layers; ++l) ropes.emplace_back(layer_ropes[l]);
+    std::vector<EncodeLayer> encode_layers(static_cast<size_t>(layers));
+    for (int i = 0; i < layers; ++i) {  // even ones first, where grouped
+      const int even = (layers + 1) / 2, l = !grouped ? i : i < even ? 2 * i : 2 * (i - even) + 1;
+      if (grouped && i == even) second_group = block_bytes;
+      encode_layers[l] = {block_bytes - (grouped && i >= even ? second_group : 0), grouped ? l % 2 : 0};
+      block_bytes += LayerBytes(specs, l, seed, rounding);
+    }
     for (int l = 0; l < layers; ++l) {
-      layer_offset.push_back(block_bytes);
       for (int h = 0; h < kv_heads; ++h) {
-        plans.push_back(cpu::MakeHeadPlan(specs[(h + l) % kv_heads], seed + 100 * plans.size()));
-        plans.back().rounding = rounding;
+        plans.push_back(MakePlan(specs, l, h, seed, rounding));
         layouts.push_back(RecordLayout::For(plans.back()));
-        block_bytes += layouts.back().bytes;
       }
     }
-    table = Require(BuildEncodeTable(plans, kv_heads, layer_offset, rope_config), "encode table");
+    table = Require(BuildEncodeTable(plans, kv_heads, encode_layers, layer_ropes), "encode table");
     heads = DeviceArray<EncodeHead>(table.heads);
     key_transform = DeviceArray<uint16_t>(table.key_transform);
     value_transform = DeviceArray<uint16_t>(table.value_transform);
@@ -78,8 +90,9 @@ class EncodeModel {
     p.kv_heads = table.kv_heads;
     p.key_units = table.key_units;
     p.layers = table.layers;
-    p.pool = pool;
-    p.block_bytes = block_bytes;
+    p.pool[0] = pool;
+    p.pool[1] = pool + second_group;
+    p.block_bytes[0] = p.block_bytes[1] = block_bytes;
     p.heads = heads.data();
     p.key_transform = key_transform.data();
     p.value_transform = value_transform.data();
@@ -91,15 +104,19 @@ class EncodeModel {
   }
   /// The record of head `h` (counted over layers) in a block's bytes.
   std::span<std::byte> Record(std::vector<uint8_t>& pool, int64_t block, size_t h) const {
-    return {reinterpret_cast<std::byte*>(pool.data()) + block * block_bytes + table.heads[h].record_offset,
+    const EncodeHead& head = table.heads[h];
+    return {reinterpret_cast<std::byte*>(pool.data()) + block * block_bytes +
+                (head.group == 1 ? second_group : 0) + head.record_offset,
             static_cast<size_t>(layouts[h].bytes)};
   }
   int dim() const { return table.head_dim; }
+  /// Of head `h`, counted over layers.
+  const RopeTable& rope(size_t h) const { return ropes[h / kv_heads]; }
 
-  RopeConfig rope_config;
-  RopeTable rope;
-  int64_t block_bytes = 0;
-  std::vector<HeadPlan> plans;  // [layers * kv_heads]
+  int kv_heads = 0;
+  std::vector<RopeTable> ropes;               // [layers]
+  int64_t block_bytes = 0, second_group = 0;  // second_group: where its part of a block begins
+  std::vector<HeadPlan> plans;                // [layers * kv_heads]
   std::vector<RecordLayout> layouts;
   EncodeTable table;
   DeviceArray<EncodeHead> heads;
@@ -107,6 +124,21 @@ class EncodeModel {
   DeviceArray<float> key_mean, slot_rotation;
   DeviceArray<uint64_t> steps;
   DeviceArray<int32_t> error;
+
+ private:
+  HeadPlan MakePlan(const std::vector<HeadSpec>& specs, int layer, int head, uint64_t seed,
+                    Rounding rounding) const {
+    HeadPlan plan =
+        cpu::MakeHeadPlan(specs[(head + layer) % kv_heads], seed + 100 * (layer * kv_heads + head));
+    plan.rounding = rounding;
+    return plan;
+  }
+  int64_t LayerBytes(const std::vector<HeadSpec>& specs, int layer, uint64_t seed, Rounding rounding) const {
+    int64_t bytes = 0;
+    for (int h = 0; h < kv_heads; ++h)
+      bytes += RecordLayout::For(MakePlan(specs, layer, h, seed, rounding)).bytes;
+    return bytes;
+  }
 };
 
 /// Exact tiles of one sequence: window [layers][kv_heads][window_tiles], then sinks [layers][kv_heads].

@@ -40,11 +40,12 @@ void CheckByWidth(const std::string& name, const ByWidth& by) {
 
 HeadTokens Encode(const EncodeModel& model, size_t h, int64_t position, int begin, int end, uint64_t seed,
                   std::span<std::byte> record) {
-  HeadTokens tokens = MakeTokens(model.plans[h], model.rope, position + begin, end - begin, seed);
+  HeadTokens tokens = MakeTokens(model.plans[h], model.rope(h), position + begin, end - begin, seed);
   const std::vector<float> keys = Widen(tokens.keys.data(), tokens.keys.size());
   const std::vector<float> values = Widen(tokens.values.data(), tokens.values.size());
-  Require(reference::EncodeKeys(model.plans[h], model.layouts[h], model.rope, keys, position + begin, record),
-          "reference");
+  Require(
+      reference::EncodeKeys(model.plans[h], model.layouts[h], model.rope(h), keys, position + begin, record),
+      "reference");
   Require(reference::EncodeValues(model.plans[h], model.layouts[h], values, position + begin, record),
           "reference");
   return tokens;
@@ -57,9 +58,9 @@ void Launch(const EncodeParams& params) {
 
 /// Whole pages of several sequences from their windows, all layers in one launch.
 void TestPages(const std::string& name, const std::vector<HeadSpec>& specs, int layers, Rounding rounding,
-               bool quick) {
+               bool quick, bool grouped = false) {
   const int dim = specs[0].head_dim;
-  const EncodeModel model(specs, layers, rounding, 7 * dim);
+  const EncodeModel model(specs, layers, rounding, 7 * dim, grouped);
   const int kv_heads = model.table.kv_heads;
   const std::vector<int64_t> positions =
       quick ? std::vector<int64_t>{128} : std::vector<int64_t>{0, 64 * 11, 64 * 15000};
@@ -73,11 +74,13 @@ void TestPages(const std::string& name, const std::vector<HeadSpec>& specs, int 
     ExactTiles tiles(dim, kv_heads, layers, 3, 16);
     EncodeJob job;
     job.position = positions[s];
-    job.block = blocks - 1 - static_cast<int>(s);
+    // The groups' pages of a sequence are different ones.
+    job.block[0] = blocks - 1 - static_cast<int>(s);
+    job.block[1] = 2 + static_cast<int>(s);
     job.end = kPage;
     for (size_t h = 0; h < model.plans.size(); ++h) {
-      tokens[s].push_back(
-          Encode(model, h, job.position, 0, kPage, 1000 * s + 10 * h, model.Record(expected, job.block, h)));
+      tokens[s].push_back(Encode(model, h, job.position, 0, kPage, 1000 * s + 10 * h,
+                                 model.Record(expected, job.block[model.table.heads[h].group], h)));
       for (int t = 0; t < kPage; ++t) {
         tiles.PutWindow(static_cast<int>(h) / kv_heads, static_cast<int>(h) % kv_heads, job.position + t,
                         &tokens[s][h].keys[t * dim], &tokens[s][h].values[t * dim]);
@@ -106,8 +109,8 @@ void TestPages(const std::string& name, const std::vector<HeadSpec>& specs, int 
   for (size_t s = 0; s < jobs.size(); ++s) {
     for (size_t h = 0; h < model.plans.size(); ++h) {
       CompareRecord(model, h, jobs[s].position, 0, kPage, tokens[s][h],
-                    model.Record(got, jobs[s].block, h).data(),
-                    model.Record(expected, jobs[s].block, h).data(), by);
+                    model.Record(got, jobs[s].block[model.table.heads[h].group], h).data(),
+                    model.Record(expected, jobs[s].block[model.table.heads[h].group], h).data(), by);
     }
   }
   CheckByWidth(name, by);
@@ -166,7 +169,7 @@ void TestRows(const std::string& name, int dim, int begin, int end) {
   EncodeJob job;
   job.first_row = 3;
   job.position = position;
-  job.block = block;
+  job.block[0] = block;
   job.begin = begin;
   job.end = end;
   DeviceArray<uint8_t> pool(before);
@@ -221,7 +224,7 @@ void TestRows(const std::string& name, int dim, int begin, int end) {
 void TestNotFinite() {
   const int dim = 64;
   const EncodeModel model({{dim, {{4, 32}, {3, 32}}, 3, {}}}, 1, Rounding::kSearched, 99);
-  const HeadTokens tokens = MakeTokens(model.plans[0], model.rope, 640, kPage, 4);
+  const HeadTokens tokens = MakeTokens(model.plans[0], model.rope(0), 640, kPage, 4);
   Rows rows(kPage, 1, dim);
   rows.keys = tokens.keys;
   rows.values = tokens.values;
@@ -259,13 +262,13 @@ void TestNotFinite() {
 void TestGraph() {
   const int dim = 128;
   const EncodeModel model({{dim, {{4, 32}, {3, 64}, {2, 32}}, 3, {0}}}, 1, Rounding::kSearched, 5);
-  const HeadTokens tokens = MakeTokens(model.plans[0], model.rope, 0, 2 * kPage, 8);
+  const HeadTokens tokens = MakeTokens(model.plans[0], model.rope(0), 0, 2 * kPage, 8);
   const DeviceArray<uint16_t> keys(tokens.keys), values(tokens.values);
   std::vector<EncodeJob> jobs(2);
   for (int j = 0; j < 2; ++j) {
     jobs[j].first_row = j * kPage;
     jobs[j].position = j * kPage;
-    jobs[j].block = j;
+    jobs[j].block[0] = j;
     jobs[j].end = kPage;
   }
   const DeviceArray<EncodeJob> device_jobs(jobs);
@@ -308,9 +311,9 @@ void TestGraph() {
 void TestRefusals() {
   const auto refuses = [](HeadSpec spec, const std::string& word) {
     const HeadPlan plan = cpu::MakeHeadPlan(spec, 1);
-    const std::vector<int64_t> offsets = {0};
+    const std::vector<EncodeLayer> layers(1);
     const Status status =
-        BuildEncodeTable(std::vector<HeadPlan>{plan}, 1, offsets, cpu::MakeRope(spec.head_dim)).status();
+        BuildEncodeTable(std::vector<HeadPlan>{plan}, 1, layers, {{cpu::MakeRope(spec.head_dim)}}).status();
     Check(status.code() == ErrorCode::kUnsupported && status.message().find(word) != std::string::npos,
           "refuses " + word + ": " + status.message());
   };
@@ -328,7 +331,7 @@ void Time(const std::string& name, const HeadSpec& spec, int sequences, Rounding
   // Sets in turn, so that tokens come from memory.
   const int sets = std::max(1, 400'000'000 / static_cast<int>(2 * tile * heads * sequences)) + 1;
   std::vector<uint16_t> tokens(tile * heads);
-  const HeadTokens some = MakeTokens(model.plans[0], model.rope, 0, kPage, 3);
+  const HeadTokens some = MakeTokens(model.plans[0], model.rope(0), 0, kPage, 3);
   for (size_t h = 0; h < heads; ++h) {
     for (int t = 0; t < kPage; ++t) {
       for (int d = 0; d < dim; ++d) {
@@ -343,7 +346,7 @@ void Time(const std::string& name, const HeadSpec& spec, int sequences, Rounding
     uint16_t* at = exact.data() + j * tokens.size();
     Require(cudaMemcpy(at, tokens.data(), 2 * tokens.size(), cudaMemcpyHostToDevice), "upload");
     jobs[j].exact = reinterpret_cast<const uint8_t*>(at);
-    jobs[j].block = static_cast<int32_t>(j);
+    jobs[j].block[0] = static_cast<int32_t>(j);
     jobs[j].end = kPage;
   }
   std::vector<int64_t> window_offset;
@@ -385,6 +388,7 @@ void RunAll(const DeviceLimits&, bool quick) {
     TestPages("pages D " + std::to_string(dim), MixedSpecs(dim), quick ? 1 : 2, Rounding::kSearched, quick);
   }
   TestPages("pages of 23 units D 256", ManyUnitSpecs(), 1, Rounding::kSearched, quick);
+  TestPages("pages of two groups", MixedSpecs(64), quick ? 2 : 3, Rounding::kSearched, quick, true);
   TestRows("slots 5..37 D 64", 64, 5, 37);
   TestNotFinite();
   TestGraph();

@@ -46,10 +46,12 @@ struct Attention {
   std::vector<double> log_sum;  // [rows][heads]
 };
 
-// Row i sees tokens [first, limit(i)). keys, values: [tokens][kv_heads][head_dim].
+// Row i sees tokens [first, limit(i)), no more than the last `window` of them where that is not 0. keys,
+// values: [tokens][kv_heads][head_dim].
 template <typename Limit>
 Attention Reference(const Shape& s, const std::vector<uint16_t>& queries, const std::vector<uint16_t>& keys,
-                    const std::vector<uint16_t>& values, int64_t rows, int64_t first, Limit limit) {
+                    const std::vector<uint16_t>& values, int64_t rows, int64_t earliest, Limit limit,
+                    int64_t window = 0) {
   Attention a;
   a.out.assign(rows * s.heads * s.head_dim, 0.0);
   a.log_sum.assign(rows * s.heads, -INFINITY);
@@ -60,6 +62,7 @@ Attention Reference(const Shape& s, const std::vector<uint16_t>& queries, const 
       std::vector<double> logit;
       for (int64_t pair = part; pair < rows * s.heads; pair += kParts) {
         const int64_t row = pair / s.heads, end = limit(row);
+        const int64_t first = window > 0 ? std::max(earliest, end - window) : earliest;
         const int kv = static_cast<int>(pair % s.heads) / (s.heads / s.kv_heads);
         logit.assign(std::max<int64_t>(end - first, 0), 0.0);
         double top = -INFINITY, sum = 0;
@@ -181,13 +184,15 @@ struct PrefillCase {
   Shape shape;
   int64_t rows, tokens, max_tokens;
   bool causal = true, paged = false, log_sum = true;
+  int64_t window = 0;
 };
 
 void TestPrefill(FlashAttention& flash, const PrefillCase& c) {
   const Shape& s = c.shape;
   const std::string name = "prompt of " + s.Text() + ", " + std::to_string(c.rows) + " rows over " +
                            std::to_string(c.tokens) + " of " + std::to_string(c.max_tokens) +
-                           (c.causal ? ", causal" : "") + (c.paged ? ", paged" : "");
+                           (c.causal ? ", causal" : "") + (c.paged ? ", paged" : "") +
+                           (c.window > 0 ? ", a window of " + std::to_string(c.window) : "");
   const int64_t row = s.heads * s.head_dim;
   const auto queries = RandomHalves(c.rows * row, 1.5f, 1);
   const auto keys = RandomHalves(c.tokens * s.kv_heads * s.head_dim, 1, 2);
@@ -204,14 +209,15 @@ void TestPrefill(FlashAttention& flash, const PrefillCase& c) {
   call.rows = c.rows;
   call.tokens = c.tokens;
   call.causal = c.causal;
+  call.window = c.window;
   call.queries = device_queries.data();
   call.out = out.data();
   call.log_sum = c.log_sum ? log_sum.data() : nullptr;
   Require(flash.Prefill(call, nullptr), name.c_str());
   Require(cudaDeviceSynchronize(), name.c_str());
-  const Attention reference = Reference(s, queries, keys, values, c.rows, 0, [&](int64_t i) {
-    return c.causal ? c.tokens - c.rows + i + 1 : c.tokens;
-  });
+  const Attention reference = Reference(
+      s, queries, keys, values, c.rows, 0,
+      [&](int64_t i) { return c.causal ? c.tokens - c.rows + i + 1 : c.tokens; }, c.window);
   Compare(reference, out.Download(), c.log_sum ? log_sum.Download() : std::vector<float>(), name);
 }
 
@@ -344,6 +350,8 @@ void TestErrors(FlashAttention& flash) {
   prefill.cache.token_stride = 256, prefill.cache.head_stride = 128;
   prefill.tokens = 32;
   refuses(flash.PreparePrefill(prefill), ErrorCode::kInvalidArgument, "64 rows over 32 tokens");
+  prefill.tokens = 64, prefill.causal = false, prefill.window = 16;
+  refuses(flash.PreparePrefill(prefill), ErrorCode::kInvalidArgument, "a window of 16 that is not causal");
 
   DecodeCall decode;
   decode.heads = {4, 2, 128, 1.0f};
@@ -372,7 +380,10 @@ void Run(const DeviceLimits&, bool quick) {
   TestDecode(*flash, {8, 2, 128}, 512, {{1, 130, 64}, {500, 63, 65}}, true, true);
   TestMerge(*flash, {6, 2, 128}, 37, 100);
   TestErrors(*flash);
-  if (quick) return;
+  if (quick) {
+    TestPrefill(*flash, {{4, 2, 64}, 100, 150, 256, true, false, false, 70});
+    return;
+  }
 
   // Each new combination compiles a kernel in cuDNN, so few are tried at every head dim.
   for (int head_dim : {64, 128, 256}) {
@@ -407,6 +418,18 @@ void Run(const DeviceLimits&, bool quick) {
     TestDecode(*flash, {8, 2, head_dim}, 1024, {{1000, 3}, {5, 1024}}, false, true);
   }
   TestDecode(*flash, {16, 2, 128}, 65536, {{40000}, {7}, {65536}}, true, false);
+  // Rows of a small window.
+  TestDecode(*flash, {4, 2, 64}, 64, {{20, 3}, {64, 1}}, false, false);
+  TestDecode(*flash, {4, 2, 128}, 128, {{100, 128, 7}}, false, false);
+  // Sliding windows: shorter than a tile of keys, not a multiple of one, within one chunk and across chunks.
+  for (int head_dim : {64, 128, 256}) {
+    TestPrefill(*flash, {{8, 2, head_dim}, 512, 512, 512, true, false, false, 100});
+    TestPrefill(*flash, {{4, 1, head_dim}, 300, 811, 1024, true, false, false, 512});
+  }
+  TestPrefill(*flash, {{4, 2, 128}, 1, 100, 128, true, false, false, 100});
+  TestPrefill(*flash, {{4, 2, 128}, 2048, 2048, 2048, true, false, false, 1});
+  TestPrefill(*flash, {{4, 2, 128}, 2048, 2063, 4096, true, false, true, 16});
+  TestPrefill(*flash, {{2, 1, 128}, 700, 4700, 8192, true, false, false, 4001});
   std::printf("%lld plans, %lld bytes of workspace, %s\n", static_cast<long long>(flash->plans()),
               static_cast<long long>(flash->workspace_bytes()), flash->LibraryVersion().c_str());
 }

@@ -16,11 +16,13 @@ namespace {
 
 constexpr int64_t kNothing = -1;
 
-Plan TestPlan() {
+Plan TestPlan(int layers) {
   Plan plan;
-  plan.model.layers = plan.model.kv_heads = 1;
+  plan.model.layers = layers;
+  plan.model.kv_heads = 1;
   plan.model.head_dim = 64;
-  plan.heads.push_back(
+  plan.heads.assign(
+      static_cast<size_t>(layers),
       cpu::MakeHeadPlan({.head_dim = 64, .groups = {{3, 64}}, .value_width = 3, .mean_units = {}}, 1));
   return plan;
 }
@@ -34,8 +36,14 @@ struct Sequence {
 
 class Actor {
  public:
-  Actor(std::string name, CacheOptions options) : name_(std::move(name)), plan_(TestPlan()) {
-    auto created = KvCache::Create({1, 1, 64}, options, &plan_);
+  /// window: > 0: of a second layer.
+  Actor(std::string name, CacheOptions options, int64_t window = 0)
+      : name_(std::move(name)), window_(window), plan_(TestPlan(window > 0 ? 2 : 1)) {
+    CacheGeometry geometry{plan_.model.layers, 1, 64};
+    geometry.window = window;
+    geometry.windowed = {0, 1};
+    if (window == 0) geometry.windowed.clear();
+    auto created = KvCache::Create(geometry, options, &plan_);
     Check(created.ok(), name_ + ": cache");
     cache_ = std::move(*created);
   }
@@ -73,6 +81,7 @@ class Actor {
       }
     }
     const StepPlan plan = PlanStep(*cache_, slices);
+    if (window_ > 0) ExpectWindowPages(plan);
     Check(plan.targets.size() == rows_.size() && plan.coded.size() == rows_.size() &&
               plan.lengths.size() == rows_.size(),
           name_ + ": an entry a row");
@@ -99,6 +108,21 @@ class Actor {
 
   void Expect(bool ok, const char* what, int64_t position) {
     if (!ok) Check(false, name_ + ": " + what + ", position " + std::to_string(position));
+  }
+
+  /// The windowed layer still has the pages that a segment's rows see, and of a chunk those of what it
+  /// encodes.
+  void ExpectWindowPages(const StepPlan& plan) {
+    for (const Segment& s : plan.segments) {
+      for (int64_t r = s.first_row; r < s.first_row + s.rows; ++r) {
+        const Row& row = rows_[static_cast<size_t>(r)];
+        int64_t first = std::max<int64_t>(row.position + 1 - window_, 0);
+        if (s.chunk && cache_->options().kind == CacheKind::kPacked) first = std::min(first, s.coded);
+        const std::span<const int32_t> blocks = cache_->blocks(row.id, 1);
+        for (int64_t page = first / 64; page <= row.position / 64; ++page)
+          Expect(blocks[static_cast<size_t>(page)] >= 0, "a page that is seen is there", page * 64);
+      }
+    }
   }
 
   void Act(const StepPlan& plan, const Segment& s) {
@@ -137,11 +161,13 @@ class Actor {
     Expect(target.exact == reinterpret_cast<const uint8_t*>(cache_->exact_base(row.id)), "its exact tiles",
            row.position);
     if (!packed) {
-      Expect(target.page == cache_->blocks(row.id)[static_cast<size_t>(row.position / 64)], "its page",
-             row.position);
+      for (int group = 0; group < cache_->groups(); ++group) {
+        Expect(target.page[group] == cache_->blocks(row.id, group)[static_cast<size_t>(row.position / 64)],
+               "its page", row.position);
+      }
       return;
     }
-    Expect(target.page < 0, "no page of a packed cache", row.position);
+    Expect(target.page[0] < 0 && target.page[1] < 0, "no page of a packed cache", row.position);
     if (target.window_tile >= 0) {
       s.window[static_cast<size_t>(target.window_tile)][static_cast<size_t>(row.position % 64)] =
           row.position;
@@ -160,9 +186,13 @@ class Actor {
                sequences_.size() == 1;
       });
       Check(owner != sequences_.end(), name_ + ": a job's sequence");
-      Expect(job.block == cache_->blocks(owner->first)[static_cast<size_t>(job.position / 64)],
-             "a job's page", job.position);
-      Expect(++blocks[job.block] == 1, "one job a page in a launch", job.position);
+      for (int group = 0; group < cache_->groups(); ++group) {
+        Expect(
+            job.block[group] == cache_->blocks(owner->first, group)[static_cast<size_t>(job.position / 64)] &&
+                job.block[group] >= 0,
+            "a job's page", job.position);
+      }
+      Expect(++blocks[job.block[0]] == 1, "one job a page in a launch", job.position);
       Expect(0 <= job.begin && job.begin < job.end && job.end <= 64, "a job's slots", job.position);
       for (int slot = job.begin; slot < job.end; ++slot) {
         const int64_t t = job.position + slot;
@@ -181,7 +211,10 @@ class Actor {
   void EncodeFromRows(const StepPlan& plan, const Segment& s) {
     Encode(plan, s, [&](const EncodeJob& job, const Sequence&, int slot) {
       const size_t at = static_cast<size_t>(job.first_row + slot - job.begin);
-      if (s.chunk) return at < scratch_.size() ? scratch_[at] : kNothing;
+      if (s.chunk) {  // from the first exact token on
+        const size_t exact = at + static_cast<size_t>(s.coded - s.scratch_first);
+        return exact < scratch_.size() ? scratch_[exact] : kNothing;
+      }
       return at < rows_.size() ? rows_[at].position : kNothing;
     });
   }
@@ -210,6 +243,7 @@ class Actor {
   }
 
   std::string name_;
+  int64_t window_ = 0;
   Plan plan_;
   std::unique_ptr<KvCache> cache_;
   std::map<SequenceId, Sequence> sequences_;
@@ -226,12 +260,13 @@ CacheOptions Options(CacheKind kind, int sinks, int recent, int64_t tokens) {
   return options;
 }
 
-void RandomSteps(CacheKind kind, int sinks, int recent) {
+void RandomSteps(CacheKind kind, int sinks, int recent, int64_t window = 0) {
   std::string name = "sinks " + std::to_string(sinks) + ", recent " + std::to_string(recent);
   if (kind == CacheKind::kHalf) name = "fp16";
+  if (window > 0) name += ", window " + std::to_string(window);
   // A sequence without exact tiles has none to be told by: one alone.
   const size_t most = sinks + recent > 0 && kind == CacheKind::kPacked ? 4 : 1;
-  Actor actor(name, Options(kind, sinks, recent, 40000));
+  Actor actor(name, Options(kind, sinks, recent, 40000), window);
   std::mt19937 random(17);
   std::vector<SequenceId> ids;
   while (ids.size() < most) ids.push_back(actor.Add());
@@ -242,7 +277,9 @@ void RandomSteps(CacheKind kind, int sinks, int recent) {
     for (const SequenceId id : ids) {
       const int64_t length = actor.cache().state(id).length;
       if (length > 4000 || random() % 12 == 0) {
-        actor.Truncate(id, random() % 2 ? length - std::min<int64_t>(length, random() % 80) : length / 2);
+        const int64_t most = window > 0 ? kRewindTokens + 1 : 80;  // pages of windows are given back
+        const int64_t half = window > 0 ? 0 : length / 2;
+        actor.Truncate(id, random() % 2 ? length - std::min<int64_t>(length, random() % most) : half);
       }
       if (random() % 4 == 0 && items.size() + 1 < ids.size()) continue;
       items.push_back({id, decode ? 1 : counts[random() % std::size(counts)], random() % 2 == 0});
@@ -266,6 +303,10 @@ int Main() {
     for (const int sinks : {0, 4, 17}) RandomSteps(CacheKind::kPacked, sinks, recent);
   }
   RandomSteps(CacheKind::kHalf, 0, 0);
+  for (const int64_t window : {20, 100, 1000}) {
+    for (const int recent : {0, 64}) RandomSteps(CacheKind::kPacked, 4, recent, window);
+    RandomSteps(CacheKind::kHalf, 0, 0, window);
+  }
   LongPrompt(64);
   LongPrompt(0);
   std::printf("%d checks, %d failed\n", g_checks, g_failures);

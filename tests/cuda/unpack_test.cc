@@ -58,7 +58,7 @@ class Fixture {
     std::shuffle(table_.begin(), table_.end(), std::mt19937(dim));
     std::vector<uint8_t> pool((pages + 2) * model_.block_bytes, 0);
     for (size_t h = 0; h < model_.plans.size(); ++h) {
-      tokens_.push_back(MakeTokens(model_.plans[h], model_.rope, 0, length, 17 * h));
+      tokens_.push_back(MakeTokens(model_.plans[h], model_.rope(h), 0, length, 17 * h));
       Encode(h, pool);
       for (int64_t t = 0; t < length; ++t) {
         const uint16_t* key = &tokens_[h].keys[t * dim];
@@ -112,7 +112,7 @@ class Fixture {
         }
         std::vector<float> key(dim), value(dim);
         const auto record = model_.Record(host_pool_, table_[t / kPage], h);
-        reference::DecodeKey(model_.plans[h], model_.layouts[h], model_.rope, record, t, key.data());
+        reference::DecodeKey(model_.plans[h], model_.layouts[h], model_.rope(h), record, t, key.data());
         reference::DecodeValue(model_.plans[h], model_.layouts[h], record, static_cast<int>(t % kPage),
                                value.data());
         for (int d = 0; d < dim; ++d) {
@@ -143,7 +143,7 @@ class Fixture {
     for (int64_t t = 0; t < coded_end_; t += kPage) {
       const size_t count = std::min<int64_t>(kPage, coded_end_ - t) * dim;
       const auto record = model_.Record(pool, table_[t / kPage], h);
-      Require(reference::EncodeKeys(model_.plans[h], model_.layouts[h], model_.rope,
+      Require(reference::EncodeKeys(model_.plans[h], model_.layouts[h], model_.rope(h),
                                     Widen(&tokens_[h].keys[t * dim], count), t, record),
               "reference");
       Require(reference::EncodeValues(model_.plans[h], model_.layouts[h],

@@ -46,7 +46,7 @@ namespace blockgtq::emulator {
 
 Thread* g_thread = nullptr;
 std::vector<Block*> g_cluster;
-uint32_t g_cluster_epoch = 0, g_launch = 0;
+uint32_t g_cluster_epoch = 0, g_launch = 1;  // words that no launch has written have 0
 bool g_launched_early = false;
 
 namespace {

@@ -84,6 +84,32 @@ uint32_t TransposeB16(uint32_t x) {
   return x;
 }
 
+void ExchangeMatrixRows(uint32_t (&r)[4], const uint4& row, bool transposed) {
+  struct Rows {
+    uint16_t row[8];
+    uint32_t result[4];
+    bool transposed;
+  } rows;
+  std::memcpy(rows.row, &row, sizeof rows.row);
+  rows.transposed = transposed;
+  emulator::WarpInstruction("LoadMatrixRows", &rows, [](void* const* arguments) {
+    for (int lane = 0; lane < 32; ++lane) {
+      auto& to = *static_cast<Rows*>(arguments[lane]);
+      for (int m = 0; m < 4; ++m) {
+        uint32_t pair = 0;
+        for (int e = 0; e < 2; ++e) {
+          const int i = lane / 4, j = 2 * (lane % 4) + e;
+          const int from = 8 * m + (to.transposed ? j : i);
+          pair |= static_cast<uint32_t>(static_cast<const Rows*>(arguments[from])->row[to.transposed ? i : j])
+                  << 16 * e;
+        }
+        to.result[m] = pair;
+      }
+    }
+  });
+  for (int m = 0; m < 4; ++m) r[m] = rows.result[m];
+}
+
 void MmaS8K32(int* d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   MmaS8K32From(d, a0, a1, a2, a3, b0, b1, {d[0], d[1], d[2], d[3]});
 }

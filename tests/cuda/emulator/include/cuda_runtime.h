@@ -167,6 +167,14 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  cudaDeviceProp properties;
+  (void)cudaGetDeviceProperties(&properties, device);
+  *value = attribute == cudaDevAttrMultiProcessorCount ? properties.multiProcessorCount
+                                                       : static_cast<int>(properties.sharedMemPerBlockOptin);
+  return cudaSuccess;
+}
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 struct cudaFuncAttributes {
   int ptxVersion;

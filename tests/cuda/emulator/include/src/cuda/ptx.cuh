@@ -26,6 +26,13 @@ inline float Exp2(float x) { return std::exp2(x); }
 inline float Log2(float x) { return std::log2(x); }
 uint32_t TransposeB16(uint32_t x);
 
+void ExchangeMatrixRows(uint32_t (&r)[4], const uint4& row, bool transposed);
+template <bool kTransposed>
+void LoadMatrixRows(uint32_t (&r)[4], const void* row) {
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) emulator::Fail("a matrix's row is not aligned");
+  ExchangeMatrixRows(r, *static_cast<const uint4*>(row), kTransposed);
+}
+
 // ---- tensor products (instructions.cc)
 struct Int4 {
   int x, y, z, w;
