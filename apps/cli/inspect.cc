@@ -59,13 +59,12 @@ class InspectCommand : public Command {
       return Inspect(&InspectCommand::InspectModel);
     // A safetensors file is a plan unless it says otherwise.
     const auto file = SafetensorsFile::Open(path_);
-    if (file.ok()) {
-      const auto& metadata = (*file)->metadata();
-      const auto format = metadata.find("format");
-      if (format != metadata.end() && format->second == kMomentsFormat) return InspectMoments();
-      if (!metadata.contains("bytes_per_token_per_head")) return Inspect(&InspectCommand::InspectModel);
-    }
-    return Inspect(&InspectCommand::InspectPlan);
+    if (!file.ok()) return InspectPlan();  // which says what is wrong
+    const auto& metadata = (*file)->metadata();
+    const auto format = metadata.find("format");
+    if (format != metadata.end() && format->second == kMomentsFormat) return InspectMoments();
+    const bool is_plan = metadata.contains("bytes_per_token_per_head");
+    return Inspect(is_plan ? &InspectCommand::InspectPlan : &InspectCommand::InspectModel);
   }
 
  private:

@@ -93,6 +93,7 @@ class CommandLine(Fixture):
         self.fails("calibrate", "-m", self.model, "--adapt", plan, "-o", new, needs=["plan.safetensors", "moments"])
         for other in (plan, self.model, DATA / "models/hf/llama"):
             self.fails("inspect", other, "--plan", new, needs=["--plan", "no file of moments"])
+        self.fails("inspect", self.folder / "none", "--plan", new, needs=["none: no such file"])
         self.fails("generate", "-m", self.model, "-p", "A", "-n", 1, "--moments", self.folder / "none" / "moments",
                    needs=["none/moments"])
 
