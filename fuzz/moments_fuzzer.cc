@@ -11,6 +11,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (moments.status().message().find('\n') != std::string::npos) std::abort();
     return 0;
   }
+  if (moments->tokens() < 1 || moments->tokens() > moments->seen ||
+      moments->seen > blockgtq::kMaxMomentsTokens) {
+    std::abort();
+  }
   const size_t dim = static_cast<size_t>(moments->model.head_dim);
   for (const blockgtq::HeadCalibration& head : moments->heads) {
     if (head.statistics.key_mean.size() != dim || head.statistics.query_energy.size() != dim / 2)

@@ -77,7 +77,7 @@ class CalibrateCommand : public Command {
       Log(fmt::format("calibrated on {} of {} tokens: the text or the model's context ends there",
                       plan_.calibration.tokens, options_.tokens));
     }
-    BGTQ_RETURN_IF_ERROR(SavePlan(plan_, path, joint_budget_));
+    BGTQ_RETURN_IF_ERROR(SavePlan(plan_, path, joint_budget_, adapted_by_head_));
     if (joint_budget_.has_value()) {  // what a stopped run would have gone on from
       std::error_code ignored;
       std::filesystem::remove(ProbesPath(path), ignored);
@@ -153,7 +153,6 @@ class CalibrateCommand : public Command {
     BGTQ_RETURN_IF_ERROR(
         moments.model.ExpectEqual(model.fingerprint()).WithContext(moments_ + ": moments of another model"));
     Plan old;
-    bool by_head = false;
     if (old_plan_.empty()) {
       old.recipe = options_.recipe;
       old.k_bits = options_.bits.k_bits;
@@ -162,12 +161,11 @@ class CalibrateCommand : public Command {
       old.model = moments.model;
     } else {
       BGTQ_ASSIGN_OR_RETURN(old, LoadPlan(old_plan_));
-      BGTQ_ASSIGN_OR_RETURN(joint_budget_, LoadPlanBudget(old_plan_));
-      by_head = joint_budget_.has_value();
-      BGTQ_ASSIGN_OR_RETURN(drift_, MeasureDrift(old, moments, by_head));
+      BGTQ_ASSIGN_OR_RETURN(adapted_by_head_, LoadPlanBitsByHead(old_plan_));
+      BGTQ_ASSIGN_OR_RETURN(drift_, MeasureDrift(old, moments, adapted_by_head_));
     }
-    joint_budget_.reset();  // what it says was measured on the old plan
-    BGTQ_ASSIGN_OR_RETURN(plan_, AdaptPlan(old, moments, by_head));
+    // Without the old plan's budget: what that says was measured on the old plan.
+    BGTQ_ASSIGN_OR_RETURN(plan_, AdaptPlan(old, moments, adapted_by_head_));
     plan_.calibration.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return Status::Ok();
@@ -223,6 +221,7 @@ class CalibrateCommand : public Command {
   CLI::Option* adapt_ = nullptr;
   std::string moments_, old_plan_;
   std::optional<Drift> drift_;
+  bool adapted_by_head_ = false;
 
   ModelOptions model_;
   CalibrationOptions options_;

@@ -72,9 +72,9 @@ class GenerateCommand : public Command {
                       cache_.choice.recipe));
     }
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions cache, CacheOptionsFor(cache_.choice, tokens));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<MomentsWatch> watch, moments_.Open(*model, cache_, plan));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context,
                           Context::Create(*model, cache, plan.has_value() ? &*plan : nullptr));
-    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<MomentsWatch> watch, moments_.Open(*model, cache_, plan));
     context->Watch(watch.get());
     std::vector<Token> history;
     BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, OpenSequence(*context, history));
@@ -100,18 +100,25 @@ class GenerateCommand : public Command {
                       model->config().context_length));
     }
     if (result.reason == StopReason::kCancelled) Log("stopped");
-    BGTQ_RETURN_IF_ERROR(Report(*context, sequence, answer, result));
-    BGTQ_RETURN_IF_ERROR(moments_.Finish(watch.get()));
+    // Each is done whatever becomes of the others.
+    const Status done[] = {Report(*context, sequence, answer, result),
+                           KeepSession(*context, sequence, history, result), moments_.Finish(watch.get())};
+    for (const Status& status : done) BGTQ_RETURN_IF_ERROR(status);
+    return Status::Ok();
+  }
+
+ private:
+  Status KeepSession(Context& context, SequenceId sequence, std::vector<Token>& history,
+                     const GenerateResult& result) const {
     if (session_.empty()) return Status::Ok();
     if (result.reason == StopReason::kCancelled && result.tokens.empty()) {
       Log(session_ + ": not saved, since the prompt was not finished");
       return Status::Ok();
     }
-    BGTQ_RETURN_IF_ERROR(StorePending(*context, sequence, history));
-    return SaveSession(context->cache(), sequence, history, session_);
+    BGTQ_RETURN_IF_ERROR(StorePending(context, sequence, history));
+    return SaveSession(context.cache(), sequence, history, session_);
   }
 
- private:
   static void Print(const std::string& text, std::string& answer) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);

@@ -53,20 +53,27 @@ class InspectCommand : public Command {
     NoteInput(path_);
     std::error_code ignored;
     std::string magic(4, '\0');
-    if (std::filesystem::is_directory(path_, ignored)) return InspectModel();
     if (std::filesystem::is_regular_file(path_, ignored))
       std::ifstream(path_, std::ios::binary).read(magic.data(), 4);
-    if (magic == "GGUF") return InspectModel();
+    if (magic == "GGUF" || std::filesystem::is_directory(path_, ignored))
+      return Inspect(&InspectCommand::InspectModel);
     // A safetensors file is a plan unless it says otherwise.
     const auto file = SafetensorsFile::Open(path_);
-    if (file.ok() && (*file)->metadata().contains("seen")) return InspectMoments();
-    if (!plan_.empty())
-      return Status(ErrorCode::kInvalidArgument, "--plan: " + path_ + " is no file of moments");
-    const bool is_plan = !file.ok() || (*file)->metadata().contains("bytes_per_token_per_head");
-    return is_plan ? InspectPlan() : InspectModel();
+    if (!file.ok()) return InspectPlan();  // which says what is wrong
+    const auto& metadata = (*file)->metadata();
+    const auto format = metadata.find("format");
+    if (format != metadata.end() && format->second == kMomentsFormat) return InspectMoments();
+    const bool is_plan = metadata.contains("bytes_per_token_per_head");
+    return Inspect(is_plan ? &InspectCommand::InspectPlan : &InspectCommand::InspectModel);
   }
 
  private:
+  /// What is no file of moments.
+  Status Inspect(Status (InspectCommand::*inspect)()) {
+    if (plan_.empty()) return (this->*inspect)();
+    return {ErrorCode::kInvalidArgument, "--plan: " + path_ + " is no file of moments"};
+  }
+
   Status InspectModel() {
     if (!plot_.empty())
       return Status(ErrorCode::kInvalidArgument, "--plot draws a plan; " + path_ + " is a model");
@@ -143,8 +150,9 @@ class InspectCommand : public Command {
       return Status(ErrorCode::kInvalidArgument, "--plot draws a plan; " + path_ + " holds moments");
     BGTQ_ASSIGN_OR_RETURN(const ModelMoments moments, LoadMoments(path_));
     const ModelFingerprint& m = moments.model;
-    fmt::print("{}: moments of {} tokens, the latest {} in full; {} vectors a head\n", path_, moments.seen,
-               moments.tokens(), moments.heads.front().keys.size() / static_cast<size_t>(m.head_dim));
+    fmt::print("{}: moments of {} tokens, older ones weighing less: {} count; {} vectors a head\n", path_,
+               moments.seen, moments.tokens(),
+               moments.heads.front().keys.size() / static_cast<size_t>(m.head_dim));
     fmt::print("for {}: {} layers, {} heads, {} KV heads, head dimension {}\n", m.architecture, m.layers,
                m.heads, m.kv_heads, m.head_dim);
     nlohmann::json json = {
@@ -153,8 +161,8 @@ class InspectCommand : public Command {
     if (plan_.empty()) return json_.Write(json);
     NoteInput(plan_);
     BGTQ_ASSIGN_OR_RETURN(const Plan plan, LoadPlan(plan_));
-    BGTQ_ASSIGN_OR_RETURN(const std::optional<PlanBudget> budget, LoadPlanBudget(plan_));
-    BGTQ_ASSIGN_OR_RETURN(const Drift drift, MeasureDrift(plan, moments, budget.has_value()));
+    BGTQ_ASSIGN_OR_RETURN(const bool by_head, LoadPlanBitsByHead(plan_));
+    BGTQ_ASSIGN_OR_RETURN(const Drift drift, MeasureDrift(plan, moments, by_head));
     fmt::print(
         "drift of {} (its logit errors over those of the best plan at its bytes): {}\n\nlayer  drift\n",
         plan_, DriftText(drift));

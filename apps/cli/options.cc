@@ -260,12 +260,14 @@ Result<std::unique_ptr<MomentsWatch>> MomentsOption::Open(const LoadedModel& mod
                                                           const std::optional<Plan>& plan) const {
   if (file.empty()) return std::unique_ptr<MomentsWatch>();
   BGTQ_RETURN_IF_ERROR(CheckOutput(file));
-  bool by_head = false;
+  MomentsOptions options;
+  options.file = file;
+  options.plan = plan.has_value() ? &*plan : nullptr;
   if (plan.has_value() && !cache.choice.plan_file.empty()) {
-    BGTQ_ASSIGN_OR_RETURN(const std::optional<PlanBudget> budget, LoadPlanBudget(cache.choice.plan_file));
-    by_head = budget.has_value();
+    BGTQ_ASSIGN_OR_RETURN(options.by_head, LoadPlanBitsByHead(cache.choice.plan_file));
   }
-  return MomentsWatch::Open(model, plan.has_value() ? &*plan : nullptr, by_head, file);
+  options.on_failure = [](const Status& status) { Log("warning: --moments: " + status.message()); };
+  return MomentsWatch::Open(model, std::move(options));
 }
 
 Status MomentsOption::Finish(MomentsWatch* watch) const {

@@ -51,7 +51,7 @@ struct MomentsOption {
   std::string file;
   void Add(CLI::App& app);
   /// Null without the option. plan: that `cache` names, or none; it outlives the watch. Errors: those of
-  /// MomentsWatch::Open and LoadPlanBudget.
+  /// MomentsWatch::Open and LoadPlanBitsByHead.
   Result<std::unique_ptr<MomentsWatch>> Open(const LoadedModel& model, const CacheFlags& cache,
                                              const std::optional<Plan>& plan) const;
   /// Writes the file and logs what it holds. Nothing for null.

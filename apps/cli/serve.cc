@@ -82,13 +82,13 @@ class ServeCommand : public Command {
         scheduler_.max_sequence > 0 ? scheduler_.max_sequence : model->config().context_length;
     const int64_t tokens = cache_tokens_ > 0 ? cache_tokens_ : std::max(context, kDefaultCacheTokens);
     BGTQ_ASSIGN_OR_RETURN(const CacheOptions options, CacheOptionsFor(cache_.choice, tokens));
+    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<MomentsWatch> watch, moments_.Open(*model, cache_, plan));
     BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> engine_context,
                           Context::Create(*model, options, plan.has_value() ? &*plan : nullptr));
-    BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<MomentsWatch> watch, moments_.Open(*model, cache_, plan));
-    engine_context->Watch(watch.get());
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<serve::Scheduler> scheduler,
                           serve::Scheduler::Create(*engine_context, scheduler_));
     BGTQ_RETURN_IF_ERROR(scheduler->WarmUp());
+    engine_context->Watch(watch.get());  // nobody asked for the tokens of the warm-up
 
     if (service_.model_name.empty()) service_.model_name = std::filesystem::path(model_.path).stem().string();
     service_.cache_name = cache_.Name();

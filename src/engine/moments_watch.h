@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,10 +22,21 @@
 
 namespace blockgtq {
 
-/// Gathers moments: every kPassesALook-th pass is looked at. One thread runs passes; state() is for any.
+struct MomentsOptions {
+  std::string file;            // taken up where it is there; written as drift is measured, and by Save
+  const Plan* plan = nullptr;  // in use, outlives the watch; null for an uncompressed cache
+  bool by_head = false;        // as AdaptPlan
+  /// Draws passes and vectors; without it every run draws others.
+  std::optional<uint64_t> seed;
+  /// Told when writing or measuring in the background fails, until it works again; on a thread of its own.
+  std::function<void(const Status&)> on_failure;
+};
+
+/// Gathers moments of passes that are drawn. One thread runs passes; state() is for any.
 class MomentsWatch : public AttentionObserver {
  public:
-  static constexpr int64_t kPassesALook = 16;
+  static constexpr int64_t kPassesALook = 16;   // one in so many passes, at random
+  static constexpr int64_t kFirstTokens = 256;  // until so many count, every pass is looked at
   static constexpr int64_t kKeptVectors = 128;  // of each head, evenly among the tokens seen
   /// A sequence's first token, whose key is like no others, counts once in so many tokens: as in calibration,
   /// however short the sequences are.
@@ -34,63 +46,75 @@ class MomentsWatch : public AttentionObserver {
   struct State {
     int64_t seen = 0;            // tokens looked at, those of the file included
     std::optional<Drift> drift;  // of the plan, when it was last measured
+    int64_t failures = 0;        // in the background
   };
 
-  /// file: taken up where it is there, and written by Save and as drift is measured. plan: null for an
-  /// uncompressed cache; outlives this; by_head: as AdaptPlan. Errors: those of LoadMoments; kMismatch for
-  /// moments of another model.
-  static Result<std::unique_ptr<MomentsWatch>> Open(const LoadedModel& model, const Plan* plan, bool by_head,
-                                                    std::string file);
+  /// Errors: those of LoadMoments; kMismatch for moments of another model; kIo where the file cannot be
+  /// written.
+  static Result<std::unique_ptr<MomentsWatch>> Open(const LoadedModel& model, MomentsOptions options);
   ~MomentsWatch() override;
 
   /// Before a pass: whether it is to be looked at.
   bool BeginPass(std::span<const BatchSlice> slices);
   void Observe(int layer, int64_t rows, const float* queries, const float* keys,
                const float* values) override;
-  /// After every pass. Now and then drift is measured and the file written, on a thread of its own; an error
-  /// there is returned by Save.
+  /// After a pass that succeeded: what was observed counts from here on; of a pass that failed, or held a NaN
+  /// or an infinity, nothing does. Now and then the file is written and drift measured, on a thread of its
+  /// own.
   void EndPass();
 
   State state() const;
-  /// Measures drift and writes the file; nothing where no token was seen. Errors: those of MeasureDrift and
-  /// SaveMoments.
+  /// Writes the file and measures drift, whatever became of it in the background; nothing where no token was
+  /// seen. Errors: those of SaveMoments and MeasureDrift.
   Status Save();
 
  private:
-  MomentsWatch(const ModelConfig& config, const ModelFingerprint& model, const Plan* plan, bool by_head,
-               std::string file);
-  void TakeUp(const ModelMoments& moments);
-  ModelMoments Snapshot() const;
-  Status Publish(const ModelMoments& moments);  // drift into state_, moments into the file
-  void Keep(size_t head, int64_t place, const float* key, const float* value);
-
   /// What becomes of a row of the pass that is looked at.
   struct Row {
     bool counts = true;  // in the statistics
-    int64_t place = -1;  // among the kept vectors; -1: not kept
+    int64_t slot = -1;   // of Pass::places; -1: not kept
   };
+  struct Counts {
+    int64_t seen = 0, next_first = 0;
+    double counted = 0;      // tokens that the statistics stand for
+    int64_t kept = 0;        // vectors after the first token's
+    bool has_first = false;  // there is one
+  };
+  /// What a pass adds, until EndPass.
+  struct Pass {
+    Counts counts;
+    std::vector<StatisticsAccumulator> statistics;  // those before and the pass, [layers * kv_heads]
+    std::vector<Row> rows;                          // empty: it is not looked at
+    std::vector<int64_t> places;                    // among the kept vectors, that get others
+    std::vector<std::vector<float>> keys, values;   // of each head [places, head_dim]
+    int layer = -1;                                 // that was last observed
+    size_t next_row = 0;                            // of it
+    size_t observed = 0;                            // rows, over all layers
+  };
+
+  MomentsWatch(const ModelConfig& config, const ModelFingerprint& model, MomentsOptions options);
+  Status TakeUp(const ModelMoments& moments);
+  Row Place(int64_t position);
+  bool PassIsWhole() const;
+  void Commit();
+  ModelMoments Snapshot() const;
+  Status Publish(const ModelMoments& moments);  // moments into the file, drift into state_
 
   const ModelConfig& config_;
   const ModelFingerprint model_;
-  const Plan* const plan_;
-  const bool by_head_;
-  const std::string file_;
+  const MomentsOptions options_;
   std::vector<StatisticsAccumulator> statistics_;  // [layers * kv_heads]
   std::vector<std::vector<float>> keys_,
-      values_;        // of each head [1 + kKeptVectors, head_dim]; at 0 a first token's
-  int64_t kept_ = 0;  // vectors after that one
-  bool has_first_ = false;
-  Xoshiro256 random_{1};
-  int64_t passes_ = 0, seen_ = 0, next_measured_ = 0, next_first_ = 0;
-  double counted_ = 0;     // tokens that the statistics stand for
-  std::vector<Row> rows_;  // of the pass; empty: it is not looked at
-  int layer_ = -1;         // that was last observed
-  size_t next_row_ = 0;    // of it
+      values_;  // of each head [1 + kKeptVectors, head_dim]; at 0 a first token's
+  Counts counts_;
+  Pass pass_;
+  Xoshiro256 random_;
+  int64_t next_measured_ = 0;  // tokens seen
 
   mutable std::mutex mutex_;
   State state_;              // guarded by mutex_, as is background_
   bool background_ = false;  // a thread measures
-  Status failed_;
+  bool failing_ = false;     // of that thread: it said so
   std::thread thread_;
 };
 

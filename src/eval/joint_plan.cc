@@ -16,6 +16,7 @@
 
 #include "src/core/knapsack.h"
 #include "src/core/thread_pool.h"
+#include "src/engine/drift.h"
 #include "src/eval/first_keys.h"
 #include "src/eval/kld_probe.h"
 #include "src/eval/partial_heads.h"
@@ -33,7 +34,6 @@ constexpr double kLeastStep = 0.2, kMostStep = 4;  // that a parameter goes to
 constexpr int64_t kProbeWindow = 256;
 constexpr int64_t kFirstKeyWindow = 64, kFirstKeyTokens = 768;
 constexpr size_t kEqualBitsTried = 3;
-constexpr int kRotations = 16;  // that one is chosen of
 
 Status Invalid(std::string what) { return {ErrorCode::kInvalidArgument, std::move(what)}; }
 
@@ -250,9 +250,9 @@ class Planner {
     const auto [place, is_new] = rotations_.try_emplace(RotationKey(head, bits.k_bits), bits.seed);
     if (is_new) {
       const int layer = static_cast<int>(head) / kv_heads(), kv_head = static_cast<int>(head) % kv_heads();
-      BGTQ_ASSIGN_OR_RETURN(place->second,
-                            ChooseRotation(*recipe_, measured_[head], bits, first_keys_[head],
-                                           ropes_[static_cast<size_t>(layer)], layer, kv_head, kRotations));
+      BGTQ_ASSIGN_OR_RETURN(place->second, ChooseRotation(*recipe_, measured_[head], bits, first_keys_[head],
+                                                          ropes_[static_cast<size_t>(layer)], layer, kv_head,
+                                                          kRotationsOfAHead));
     }
     bits.seed = place->second;
     return bits;

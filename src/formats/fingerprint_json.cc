@@ -2,15 +2,6 @@
 #include "src/formats/fingerprint_json.h"
 
 namespace blockgtq {
-namespace {
-
-Status ReadInt(const JsonFields& fields, const char* name, int64_t min, int64_t max, int* out) {
-  BGTQ_ASSIGN_OR_RETURN(const int64_t value, fields.Int(name, min, max));
-  *out = static_cast<int>(value);
-  return Status::Ok();
-}
-
-}  // namespace
 
 nlohmann::ordered_json FingerprintJson(const ModelFingerprint& model) {
   return {{"architecture", model.architecture},

@@ -133,4 +133,10 @@ Result<JsonFields> JsonFields::Object(const char* name) const {
   return Of(*value, fmt::format("{}: '{}'", where_, name));
 }
 
+Status ReadInt(const JsonFields& fields, const char* name, int min, int max, int* out) {
+  BGTQ_ASSIGN_OR_RETURN(const int64_t value, fields.Int(name, min, max));
+  *out = static_cast<int>(value);
+  return Status::Ok();
+}
+
 }  // namespace blockgtq

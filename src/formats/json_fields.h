@@ -34,4 +34,7 @@ class JsonFields {
   std::string where_;
 };
 
+/// JsonFields::Int into an int, whose range holds min and max.
+Status ReadInt(const JsonFields& fields, const char* name, int min, int max, int* out);
+
 }  // namespace blockgtq

@@ -16,7 +16,6 @@
 namespace blockgtq {
 namespace {
 
-constexpr char kFormat[] = "blockgtq-moments";
 constexpr int64_t kVersion = 1;
 constexpr int64_t kMaxVectors = 1 << 20;
 constexpr size_t kMaxJsonBytes = size_t{1} << 16;
@@ -43,7 +42,7 @@ class Reader {
 
   Result<ModelMoments> Run() {
     const auto format = file_.metadata().find("format");
-    if (format == file_.metadata().end() || format->second != kFormat)
+    if (format == file_.metadata().end() || format->second != kMomentsFormat)
       return Corrupt("not a file of moments: one is written by 'serve --moments' or 'generate --moments'");
     BGTQ_ASSIGN_OR_RETURN(const int64_t version, Number("version", 1, std::numeric_limits<int>::max()));
     if (version > kVersion) {
@@ -52,8 +51,8 @@ class Reader {
                                 file_.name(), version, kVersion));
     }
     BGTQ_RETURN_IF_ERROR(ReadModel());
-    BGTQ_ASSIGN_OR_RETURN(moments_.seen, Number("seen", 0, std::numeric_limits<int64_t>::max()));
-    BGTQ_ASSIGN_OR_RETURN(tokens_, Number("tokens", 1, std::numeric_limits<int64_t>::max()));
+    BGTQ_ASSIGN_OR_RETURN(moments_.seen, Number("seen", 1, kMaxMomentsTokens));
+    BGTQ_ASSIGN_OR_RETURN(tokens_, Number("tokens", 1, moments_.seen));
     BGTQ_ASSIGN_OR_RETURN(vectors_, Number("vectors", 1, kMaxVectors));
     BGTQ_ASSIGN_OR_RETURN(latent_dims_, Number("latent_dims", 0, moments_.model.head_dim));
     BGTQ_RETURN_IF_ERROR(ReadHeads());
@@ -151,6 +150,8 @@ Status CheckHeads(const ModelMoments& moments) {
     return invalid("their heads are not the model's");
   const HeadCalibration& first = moments.heads.front();
   if (first.keys.empty() || first.statistics.tokens < 1) return invalid("no token was seen yet");
+  if (moments.seen > kMaxMomentsTokens || first.statistics.tokens > moments.seen)
+    return invalid("more tokens count than were seen, or than a file counts");
   for (const HeadCalibration& head : moments.heads) {
     const HeadStatistics& s = head.statistics;
     if (s.query_energy.size() != dim / 2 || s.centred_key_energy.size() != dim / 2 ||
@@ -195,7 +196,7 @@ Status SaveMoments(const ModelMoments& moments, const std::string& path) {
   if (!all.values.empty()) tensors.push_back(tensor("values", "F32", {heads, vectors, dim}, all.values));
   std::map<std::string, std::string, std::less<>> metadata;
   try {  // dump throws on text that is not UTF-8
-    metadata = {{"format", kFormat},
+    metadata = {{"format", kMomentsFormat},
                 {"version", std::to_string(kVersion)},
                 {"model", FingerprintJson(moments.model).dump()},
                 {"seen", std::to_string(moments.seen)},

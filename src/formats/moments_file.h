@@ -3,8 +3,8 @@
 //
 // __metadata__ (all strings)
 //   format "blockgtq-moments"   version "1"   model (as in plan_file.h)
-//   seen      tokens that were run while someone looked (decimal)
-//   tokens    that the statistics stand for, older ones discounted
+//   seen      tokens that were run while someone looked (decimal, at most 2^53)
+//   tokens    that the statistics stand for, older ones discounted: at most seen
 //   vectors   n, kept of each head        latent_dims   0: ordinary keys and values
 // Tensors, H = layers * kv_heads, D = head_dim: query_energy, centred_key_energy F64 [H, D / 2], key_mean F64
 // [H, D]; keys and (without latents) values F32 [H, n, D], before RoPE, in block order.
@@ -21,6 +21,10 @@
 
 namespace blockgtq {
 
+inline constexpr char kMomentsFormat[] = "blockgtq-moments";
+/// Counts of tokens are exact in double.
+inline constexpr int64_t kMaxMomentsTokens = int64_t{1} << 53;
+
 struct ModelMoments {
   ModelFingerprint model;
   int64_t seen = 0;
@@ -29,8 +33,8 @@ struct ModelMoments {
   int64_t tokens() const { return heads.empty() ? 0 : heads.front().statistics.tokens; }
 };
 
-/// Written atomically. Errors: kInvalidArgument (no heads or vectors, sizes that disagree, values that are
-/// not finite), kIo.
+/// Written atomically. Errors: kInvalidArgument (no heads or vectors, sizes or counts that disagree, values
+/// that are not finite), kIo.
 Status SaveMoments(const ModelMoments& moments, const std::string& path);
 /// Errors: kNotFound, kIo, kCorruptFile (format, sizes, an energy that is negative or not finite),
 /// kUnsupported (newer format version).

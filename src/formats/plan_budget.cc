@@ -1,12 +1,15 @@
 // The metadata entry 'budget' of a plan's file.
 #include "src/formats/plan_budget.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "src/formats/json_fields.h"
+#include "src/formats/message.h"
 #include "src/formats/plan_file.h"
 #include "src/formats/plan_file_names.h"
 #include "src/formats/safetensors.h"
@@ -78,6 +81,16 @@ Result<std::string> PlanBudgetText(const PlanBudget& budget) {
 Result<std::optional<PlanBudget>> LoadPlanBudget(const std::string& path) {
   BGTQ_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(path));
   return FromFile(*file);
+}
+
+Result<bool> LoadPlanBitsByHead(const std::string& path) {
+  BGTQ_ASSIGN_OR_RETURN(const auto file, SafetensorsFile::Open(path));
+  const auto& metadata = file->metadata();
+  const auto said = metadata.find(plan_file::kBitsByHead);
+  if (said == metadata.end()) return metadata.contains(plan_file::kBudget);
+  if (said->second == "true") return true;
+  return Status(ErrorCode::kCorruptFile, fmt::format("{}: metadata '{}' is '{}', not 'true'", path,
+                                                     plan_file::kBitsByHead, Printable(said->second)));
 }
 
 Result<std::optional<PlanBudget>> ParsePlanBudget(std::span<const std::byte> bytes, const std::string& name) {

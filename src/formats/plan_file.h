@@ -12,6 +12,7 @@
 //   budget       {bytes, target_kld, sinks, recent, probe_bits, probe_tokens, probes, probe_seconds,
 //   key_factor,
 //                exponent, trust, predicted_kld, measured_kld}: optional, plan_budget.h
+//   bits_by_head "true": heads have bits of their own, as a budget's have; optional, implied by budget
 //   bytes_per_token_per_head   what the plan stores; must equal what the loaded plan says
 // Tensors, F32, of KV head h of layer l under "layers.l.heads.h.": key_transform, query_transform [P, D],
 // value_transform [P_v, D]; key_mean [D] and score [D / 2] where the plan has them.
@@ -28,9 +29,9 @@
 
 namespace blockgtq {
 
-/// Errors: kInvalidArgument (Plan::Validate), kIo. Written atomically.
+/// bits_by_head: LoadPlanBitsByHead. Errors: kInvalidArgument (Plan::Validate), kIo. Written atomically.
 Status SavePlan(const Plan& plan, const std::string& path,
-                const std::optional<PlanBudget>& budget = std::nullopt);
+                const std::optional<PlanBudget>& budget = std::nullopt, bool bits_by_head = false);
 /// Errors: kNotFound, kIo, kCorruptFile (format, sizes, Plan::Validate), kUnsupported (newer format version).
 Result<Plan> LoadPlan(const std::string& path);
 /// The same over bytes in memory, for the fuzzer.
@@ -39,5 +40,8 @@ Result<Plan> ParsePlan(std::span<const std::byte> bytes, const std::string& name
 /// read. Errors: as LoadPlan.
 Result<std::optional<PlanBudget>> LoadPlanBudget(const std::string& path);
 Result<std::optional<PlanBudget>> ParsePlanBudget(std::span<const std::byte> bytes, const std::string& name);
+/// Whether a plan's file says that heads have bits of their own, k_bits and v_bits being means: a budget was
+/// spent over them, or the plan was adapted from such a one. Errors: as LoadPlan.
+Result<bool> LoadPlanBitsByHead(const std::string& path);
 
 }  // namespace blockgtq

@@ -7,6 +7,7 @@ namespace blockgtq::plan_file {
 
 inline constexpr char kFormat[] = "blockgtq-plan";
 inline constexpr char kBudget[] = "budget";
+inline constexpr char kBitsByHead[] = "bits_by_head";
 inline constexpr char kLog8[] = "log8";
 inline constexpr char kHalf[] = "half";
 inline constexpr char kNearest[] = "nearest";

@@ -164,12 +164,6 @@ class Loader {
     return ReadHeadTensors(plan_file::HeadPrefix(layer, kv_head), head);
   }
 
-  static Status ReadInt(const JsonFields& fields, const char* name, int64_t min, int64_t max, int* out) {
-    BGTQ_ASSIGN_OR_RETURN(const int64_t value, fields.Int(name, min, max));
-    *out = static_cast<int>(value);
-    return Status::Ok();
-  }
-
   static Status ReadGroup(const JsonFields& fields, GroupPlan* group) {
     BGTQ_RETURN_IF_ERROR(ReadInt(fields, "width", 1, 8, &group->width));
     BGTQ_RETURN_IF_ERROR(ReadInt(fields, "code_width", 1, 8, &group->code_width));

@@ -77,7 +77,8 @@ std::vector<SafetensorsTensor> Tensors(const Plan& plan) {
 
 }  // namespace
 
-Status SavePlan(const Plan& plan, const std::string& path, const std::optional<PlanBudget>& budget) {
+Status SavePlan(const Plan& plan, const std::string& path, const std::optional<PlanBudget>& budget,
+                bool bits_by_head) {
   if (const Status valid = plan.Validate(); !valid.ok()) {
     return Status(ErrorCode::kInvalidArgument, path + ": not saved: " + valid.message());
   }
@@ -108,6 +109,7 @@ Status SavePlan(const Plan& plan, const std::string& path, const std::optional<P
   if (budget.has_value()) {
     BGTQ_ASSIGN_OR_RETURN(metadata[plan_file::kBudget], PlanBudgetText(*budget));
   }
+  if (bits_by_head) metadata[plan_file::kBitsByHead] = "true";
   return WriteSafetensors(path, metadata, Tensors(plan));
 }
 

@@ -192,7 +192,11 @@ std::string MetricsText(const serve::SchedulerStats& s) {
   line("sequence_tokens", "gauge", "Tokens of running requests and kept slots.", s.sequence_tokens);
   line("kv_bytes", "gauge", "Bytes that those take.", s.kv_bytes);
   line("kv_bytes_fp16", "gauge", "Bytes that those would take in fp16.", s.kv_bytes_fp16);
-  if (s.watched) line("moments_tokens", "gauge", "Tokens whose moments were gathered.", s.moments_tokens);
+  if (s.watched) {
+    line("moments_tokens", "gauge", "Tokens whose moments were gathered.", s.moments_tokens);
+    line("moments_failures_total", "counter", "Failures to write them or to measure drift.",
+         s.moments_failures);
+  }
   if (s.drift > 0) {
     line("plan_drift", "gauge", "Logit error of the plan over that of the best one, mean over heads.",
          s.drift);

@@ -47,6 +47,7 @@ struct SchedulerStats {
   int64_t kv_bytes = 0, kv_bytes_fp16 = 0;        // of those: as they are kept, and in fp16
   bool watched = false;                           // moments are gathered (engine/moments_watch.h)
   int64_t moments_tokens = 0;
+  int64_t moments_failures = 0;       // to write them or to measure drift
   double drift = 0, worst_drift = 0;  // of the plan; 0: not measured yet
 };
 

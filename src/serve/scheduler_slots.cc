@@ -169,6 +169,7 @@ SchedulerStats Scheduler::stats() const {
     const MomentsWatch::State state = context_.watch()->state();
     stats.watched = true;
     stats.moments_tokens = state.seen;
+    stats.moments_failures = state.failures;
     if (state.drift.has_value()) {
       stats.drift = state.drift->mean;
       stats.worst_drift = state.drift->worst;

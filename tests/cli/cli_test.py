@@ -91,7 +91,33 @@ class CommandLine(Fixture):
         self.fails("calibrate", "-m", self.model, "--adapt", moments, "-f", self.text, "-o", new, needs=["--adapt"], code=2)
         self.fails("calibrate", "-m", self.model, "--adapt", moments, "-o", moments, needs=["moments.safetensors"])
         self.fails("calibrate", "-m", self.model, "--adapt", plan, "-o", new, needs=["plan.safetensors", "moments"])
-        self.fails("inspect", plan, "--plan", new, needs=["--plan", "no file of moments"])
+        for other in (plan, self.model, DATA / "models/hf/llama"):
+            self.fails("inspect", other, "--plan", new, needs=["--plan", "no file of moments"])
+        self.fails("inspect", self.folder / "none", "--plan", new, needs=["none: no such file"])
+        self.fails("generate", "-m", self.model, "-p", "A", "-n", 1, "--moments", self.folder / "none" / "moments",
+                   needs=["none/moments"])
+
+    def test_a_plan_of_a_budget_is_adapted_watched_and_adapted_again(self):
+        moments = self.folder / "moments.safetensors"
+        plans = [self.folder / f"{i}.safetensors" for i in range(3)]
+        self.ok("calibrate", "-m", self.model, "-f", self.text, "--tokens", 300, "--budget-bytes", 14.5, "--no-buffer",
+                "--probe-tokens", 64, "--probe-positions", 8, "-o", plans[0])
+        values = [[g["value_width"] for g in self.ok("inspect", plans[0])[0]["groups"]]]
+        for old, new in zip(plans, plans[1:]):
+            done = run("generate", "-m", self.model, "-p", "A" * 100, "-n", 4, "--ignore-eos", "--plan", old, "--moments",
+                       moments)
+            self.assertEqual(done.returncode, 0, done.stderr.decode())
+            self.assertIn("drift of the plan", done.stderr.decode().splitlines()[-1])
+            made, _ = self.ok("calibrate", "-m", self.model, "--adapt", moments, "--plan", old, "-o", new)
+            self.assertLessEqual(made["bytes_per_token_per_head"], 14.5)
+            values.append([g["value_width"] for g in self.ok("inspect", new)[0]["groups"]])
+        self.assertEqual(values[1:], values[:1] * 2)
+
+    def test_a_session_is_kept_where_a_result_cannot_be_written(self):
+        session = self.folder / "session"
+        self.fails("generate", "-m", self.model, "-p", "A", "-n", 2, "--recipe", "fp16", "--session", session, "--json",
+                   self.folder / "none" / "out.json", needs=["none/out.json"])
+        self.assertTrue(session.exists())
 
     def test_inspect_a_model(self):
         seen, done = self.ok("inspect", self.model)

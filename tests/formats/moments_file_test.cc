@@ -69,6 +69,8 @@ TEST(MomentsFile, WhatCannotBeSavedIsNamed) {
   };
   refused([](ModelMoments& m) { m.heads.pop_back(); }, "heads are not the model's");
   refused([](ModelMoments& m) { m.heads[0].keys.clear(); }, "no token was seen");
+  refused([](ModelMoments& m) { m.seen = 20'000; }, "more tokens count than were seen");
+  refused([](ModelMoments& m) { m.seen = kMaxMomentsTokens + 1; }, "than a file counts");
   refused([](ModelMoments& m) { m.heads[1].keys.resize(kDim); }, "other sizes");
   refused([](ModelMoments& m) { m.heads[2].statistics.query_energy[0] = -1; }, "negative");
   refused([](ModelMoments& m) { m.heads[3].values[0] = std::numeric_limits<float>::infinity(); }, "infinite");
@@ -94,7 +96,9 @@ TEST(MomentsFile, DamagedFieldsAreNamed) {
   refused("format", "blockgtq-plan", ErrorCode::kCorruptFile, "not a file of moments");
   refused("version", "2", ErrorCode::kUnsupported, "version 2");
   refused("seen", "-1", ErrorCode::kCorruptFile, "'seen'");
+  refused("seen", "9223372036854775807", ErrorCode::kCorruptFile, "'seen'");
   refused("tokens", "0", ErrorCode::kCorruptFile, "'tokens'");
+  refused("tokens", "70001", ErrorCode::kCorruptFile, "from 1 to 70000");  // more than were seen
   refused("vectors", "4", ErrorCode::kCorruptFile, "'keys'");
   refused("vectors", "1e3", ErrorCode::kCorruptFile, "'vectors'");
   refused("latent_dims", "5", ErrorCode::kCorruptFile, "'latent_dims'");
