@@ -3,7 +3,8 @@
 #   scripts/sanitize.sh [address] [server] [all] [thread] [threads]   default: address and thread, what CI runs
 # address  address and undefined (build-asan/) over the layers that read untrusted bytes and keep the books: core,
 #          codec, formats, text, cache
-# server   the same over the scheduler, the HTTP server and its faults: the kernels are compiled too, which takes minutes
+# server   the same over the scheduler, the HTTP server and its faults: the kernels are compiled too, which takes minutes.
+#          HttpFaults fails there in test_out_of_descriptors: the check of vptr opens a pipe, and none is left
 # all      the same over the whole suite. Of the real models only SmolLM2-135M is shown to the tests, since the larger
 #          ones take longer and run the same code
 # thread   data races, over the tests of the thread pool (build-tsan/)

@@ -2,7 +2,6 @@
 #include "src/cuda/attention_op.h"
 
 #include <cuda_runtime.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -25,15 +24,7 @@ AttentionOp::AttentionOp(Device& device, std::function<Result<FlashAttention*>()
 Result<std::unique_ptr<AttentionOp>> AttentionOp::Create(Device& device,
                                                          std::function<Result<FlashAttention*>()> flash,
                                                          KvCache& cache, const LayerRopes& ropes) {
-  if (cache.options().kind == CacheKind::kFloat) {
-    return Status(ErrorCode::kUnsupported,
-                  "--recipe fp32: the GPU has no fp32 cache; use fp16, or --device cpu");
-  }
-  if (cache.options().max_tokens > std::numeric_limits<int32_t>::max()) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("KV cache of {} tokens: positions on the GPU have 31 bits", cache.options().max_tokens));
-  }
+  BGTQ_RETURN_IF_ERROR(CheckCache(cache));
   std::unique_ptr<AttentionOp> op(new AttentionOp(device, std::move(flash), cache, ropes));
   BGTQ_RETURN_IF_ERROR(op->UploadConstants());
   return op;

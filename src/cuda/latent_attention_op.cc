@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <numbers>
 #include <tuple>
 #include <utility>
@@ -26,15 +25,7 @@ int64_t TilesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageToken
 
 Status Check(const KvCache& cache) {
   const CacheGeometry& g = cache.geometry();
-  if (cache.options().kind == CacheKind::kFloat) {
-    return Status(ErrorCode::kUnsupported,
-                  "--recipe fp32: the GPU has no fp32 cache; use fp16, or --device cpu");
-  }
-  if (cache.options().max_tokens > std::numeric_limits<int32_t>::max()) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("KV cache of {} tokens: positions on the GPU have 31 bits", cache.options().max_tokens));
-  }
+  BGTQ_RETURN_IF_ERROR(CheckCache(cache));
   if (g.kv_heads != 1 || g.head_dim % kUnitDims != 0 || g.latent_dims % kUnitDims != 0) {
     return Status(
         ErrorCode::kUnsupported,

@@ -24,6 +24,9 @@ constexpr int64_t TokenBound(int64_t tokens) {
   return bound;
 }
 
+/// What no cache on the GPU can be. Errors: kUnsupported naming it.
+Status CheckCache(const KvCache& cache);
+
 /// Attention over one cache, a layer at a time: BeginStep, Run for every layer, EndStep, TakeErrors.
 class LayerAttention {
  public:

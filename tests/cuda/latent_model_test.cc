@@ -1,5 +1,5 @@
 // A tiny DeepSeek-V2 on the GPU against the CPU: logits over fp16 and packed caches of latents, of prompts,
-// strict rows and decoded tokens, of several sequences at once, and of a session that the CPU wrote.
+// strict rows and decoded tokens, and of several sequences at once.
 //
 //   latent_model_test [quick] [MODEL]    MODEL: of tests/data/models where it is left out
 //
