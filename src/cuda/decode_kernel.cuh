@@ -148,8 +148,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 #pragma unroll 1
   for (;;) {
     const CodeRange codes = CodesOf(p, current.sequence);
-    const int coded_end = codes.end, tile0 = codes.first_tile + current.tile;
-    const int segment_end = min(end, x + current.tiles - current.tile);
+    const int coded_end = codes.end, tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
     const int pair = current.sequence * p.work_heads + current.head, kv_head = p.KvHead(current.head);
     const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
@@ -163,8 +162,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       const int base = begin + rank * kTeams, ahead = x - base - (kTeams - 1);
       const int first_round = ahead > 0 ? ((ahead - 1) >> blocks_shift) / kTeams + 1 : 0;
       const int end_round = segment_end > base ? ((segment_end - base - 1) >> blocks_shift) / kTeams + 1 : 0;
-      mean.Start(header, {tile0 + base - x, step, codes.first_tile + current.tiles, first_round, end_round},
-                 team, k, block16, first_phases);
+      mean.Start(header, {tile0 + base - x, step, current.tiles, first_round, end_round}, team, k, block16,
+                 first_phases);
     };
     if (kMean && Mean::kStartsEarly) start_mean();
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
@@ -321,7 +320,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (blocks > 1) ClusterWait();
     x = segment_end;
     if (x >= end) return;
-    current.Next(tile_prefix, p.work_heads);
+    current.Next(p, tile_prefix);
     query_transform.Load(p, p.KvHead(current.head));
     queries.Load(p, current.sequence, current.head);
     if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_constants, mean_barrier);

@@ -98,7 +98,7 @@ struct CodeRange {
 };
 
 /// Tiles [begin, end) of one worker, counted over all (sequence, work head, tile); its first is tile `tile`
-/// of the `tiles` of (sequence, head), which count from CodeRange::first_tile. A sequence without codes
+/// of those before `tiles` of (sequence, head), from CodeRange::first_tile on. A sequence without codes
 /// counts one tile a head, so that some worker writes its output.
 struct alignas(16) WorkRange {
   int32_t begin, end, sequence, head, tile, tiles, spare[2];

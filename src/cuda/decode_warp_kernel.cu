@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
                                p.query_layout.bytes,
           p.query_layout.bytes, query_barrier + 8 * (queries_loaded & 1));
       query_at += query_segment.tiles - query_segment.tile;
-      if (query_at < end) query_segment.Next(tile_prefix, p.work_heads);
+      if (query_at < end) query_segment.Next(p, tile_prefix);
     }
     ++queries_loaded;
   };
@@ -70,8 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
 #pragma unroll 1
   while (x < end) {
     const CodeRange codes = CodesOf(p, current.sequence);
-    const int tile0 = codes.first_tile + current.tile,
-              segment_end = min(end, x + current.tiles - current.tile);
+    const int tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
     const SharedHead<kFew>& head = heads[p.KvHead(current.head)];
     const SharedValues values = {head.header.value_codes, head.header.value_norms, kValueWidth};
     BarrierWait(query_barrier + 8 * (segment & 1), (segment >> 1) & 1);
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
     }
     x = segment_end;
     ++segment;
-    if (x < end) current.Next(tile_prefix, p.work_heads);
+    if (x < end) current.Next(p, tile_prefix);
   }
 }
 

@@ -12,16 +12,16 @@ __device__ __forceinline__ CodeRange CodesOf(const DecodeParams& p, int sequence
   return CodeRange::For(p.sinks, p.window, __ldg(p.coded_end + sequence), length);
 }
 
-/// A walk over (sequence, head) pairs in order; tile: the first still to do of `tiles`.
+/// A walk over (sequence, head) pairs in order; tile: the first still to do of those before `tiles`.
 struct Segment {
   int sequence, head, tile, tiles;
-  __device__ __forceinline__ void Next(const int* tile_prefix, int work_heads) {
-    tile = 0;
-    if (++head == work_heads) {
+  __device__ __forceinline__ void Next(const DecodeParams& p, const int* tile_prefix) {
+    if (++head == p.work_heads) {
       head = 0;
       ++sequence;
-      tiles = tile_prefix[sequence + 1] - tile_prefix[sequence];
     }
+    tile = p.window > 0 ? CodesOf(p, sequence).first_tile : 0;
+    tiles = tile + tile_prefix[sequence + 1] - tile_prefix[sequence];
   }
 };
 
@@ -95,19 +95,19 @@ struct RecordStream {
 #pragma unroll 1
       while (x - at >= s.tiles - s.tile) {
         at += s.tiles - s.tile;
-        s.Next(tile_prefix, p.work_heads);
+        s.Next(p, tile_prefix);
       }
       const HeadHeader& header = heads[p.KvHead(s.head)].header;
-      const CodeRange codes = CodesOf(p, s.sequence);
-      const int page = __ldg(p.block_table + s.sequence * p.max_pages + codes.first_tile + s.tile + (x - at));
-      record = p.pool + (codes.any() ? page : 0) * p.page_bytes + header.record_offset;
-      size = codes.any() ? header.record_bytes : 0;
+      const int page = __ldg(p.block_table + s.sequence * p.max_pages + s.tile + (x - at));
+      const bool coded = CodesOf(p, s.sequence).any();
+      record = p.pool + (coded ? page : 0) * p.page_bytes + header.record_offset;
+      size = coded ? header.record_bytes : 0;
     }
     const int next = first + step * (k0 + 32);
 #pragma unroll 1
     while (next < end && next - fetch_at >= fetch_segment.tiles - fetch_segment.tile) {
       fetch_at += fetch_segment.tiles - fetch_segment.tile;
-      fetch_segment.Next(tile_prefix, p.work_heads);
+      fetch_segment.Next(p, tile_prefix);
     }
   }
   // The tile of lane `owner`, where it has one.

@@ -103,6 +103,11 @@ __global__ void __launch_bounds__(kThreads)
       r.head = inside / r.tiles;
       r.tile = inside % r.tiles;
     }
+    if (window > 0 && r.tiles > 0) {
+      const int first = CodeRange::For(sinks, window, coded_end[r.sequence], length[r.sequence]).first_tile;
+      r.tile += first;
+      r.tiles += first;
+    }
     bound[w] = r.begin;
     if (w < workers) ranges[w] = r;
   }
