@@ -25,7 +25,7 @@ constexpr int ExactScratchBytes(int head_dim, int slots) {
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
   int coded_tokens, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
-      part, part_states, ring, total;
+      part, rows, part_states, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
   static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,
@@ -62,7 +62,8 @@ struct SharedLayout {
     at += warps * slots * 8;
     s.weights = at;  // [warps][slots]
     at += warps * slots * 4;
-    s.part = at;  // [2][slots][head_dim]: of codes, of exact tiles
+    s.part = at;      // [2][slots][head_dim]: of codes, of exact tiles
+    s.rows = s.part;  // NewRows, until the warps' sum of codes takes their place
     at += 2 * slots * head_dim * 4;
     s.part_states = at;  // [2][slots]
     at += 2 * slots * 8;
