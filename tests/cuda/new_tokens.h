@@ -58,10 +58,11 @@ class NewTokens {
         q_(cpu::Normals(batch * heads_ * rope.head_dim, query_size, 5)),
         k_(cpu::Normals(batch * kv_heads * rope.head_dim, 1, 6)),
         v_(cpu::Normals(batch * kv_heads * rope.head_dim, 1, 8)),
+        device_q_(q_),
+        device_k_(k_),
+        device_v_(v_),
         steps_(RopeSteps(rope)),
-        error_(std::vector<int32_t>{std::numeric_limits<int32_t>::max()}) {
-    Upload();
-  }
+        error_(std::vector<int32_t>{std::numeric_limits<int32_t>::max()}) {}
 
   /// Rotated, in block order, fp16.
   struct Rotated {
@@ -109,13 +110,14 @@ class NewTokens {
     error_.Upload({std::numeric_limits<int32_t>::max()});
     return error;
   }
-  std::vector<float>&q() { return q_; }
+  // Before RoPE; Upload brings what was changed to the device.
+  std::vector<float>& q() { return q_; }
   std::vector<float>& k() { return k_; }
   std::vector<float>& v() { return v_; }
   void Upload() {
-    device_q_ = DeviceArray<float>(q_);
-    device_k_ = DeviceArray<float>(k_);
-    device_v_ = DeviceArray<float>(v_);
+    device_q_.Upload(q_);
+    device_k_.Upload(k_);
+    device_v_.Upload(v_);
   }
 
  private:
