@@ -114,7 +114,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   // copies are issued, or, where this kernel did not start early and the wait is over, before: queries come
   // sooner. A kernel that stores the newest token itself waits after it has asked for exact tiles as well.
   RowLoads<kHeadDim, kWarps> new_rows;
-  const bool waits_late = p.early && p.rope.enabled;
   if (!p.early) {
     WaitForPreviousKernel();
     new_rows.Load(p, start.sequence, start.head);
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
-  if (p.early && !waits_late) {
+  if (p.early && !p.rope.enabled) {
     WaitForPreviousKernel();
     new_rows.Load(p, start.sequence, start.head);
   }
@@ -179,12 +178,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     // Otherwise registers are lacking.
     constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
     constexpr bool kEarlyValues = kEarlyKeys && (kBlocks == 4 || kFew || !kMean);
-    if (kEarlyKeys && p.exact_tiles > 0) {
-      exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
+    exact.tile = {nullptr, 0, 0, 0};
+    if (kEarlyKeys) {  // without exact tiles, zeros: otherwise the registers would be live across the tiles
+      if (p.exact_tiles > 0) exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
       exact.LoadKeys();
       if (kEarlyValues) exact.LoadValues();
     }
-    if (waits_late && x == begin) {
+    // The same condition again, uniform, but not in a register since the wait above.
+    if (x == begin && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
       WaitForPreviousKernel();
       new_rows.Load(p, current.sequence, current.head);
     }
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     QueryFragments<kHeadDim> queries;
     queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
     if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
-    PrepareQueries<kHeadDim, kWarps, kFew, kMean>(
+    PrepareQueries<kHeadDim, kWarps, kFew, true>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
