@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   // copies are issued, or, where this kernel did not start early and the wait is over, before: queries come
   // sooner. A kernel that stores the newest token itself waits after it has asked for exact tiles as well.
   RowLoads<kHeadDim, kWarps> new_rows;
-  if (!p.early) {
+  if (!kSm90 || !p.early) {
     WaitForPreviousKernel();
     new_rows.Load(p, start.sequence, start.head);
   }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
-  if (p.early && !p.rope.enabled) {
+  if (kSm90 && p.early && !p.rope.enabled) {
     WaitForPreviousKernel();
     new_rows.Load(p, start.sequence, start.head);
   }
@@ -178,14 +178,15 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     // Otherwise registers are lacking.
     constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
     constexpr bool kEarlyValues = kEarlyKeys && (kBlocks == 4 || kFew || !kMean);
-    exact.tile = {nullptr, 0, 0, 0};
     if (kEarlyKeys) {  // without exact tiles, zeros: otherwise the registers would be live across the tiles
+      exact.tile = {nullptr, 0, 0, 0};
       if (p.exact_tiles > 0) exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
       exact.LoadKeys();
       if (kEarlyValues) exact.LoadValues();
     }
-    // The same condition again, uniform, but not in a register since the wait above.
-    if (x == begin && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
+    // The first segment (and others before the warp's first tile: once more does no harm). The condition of
+    // the wait above again, uniform, but not kept in a register since; nor is `begin`.
+    if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
       WaitForPreviousKernel();
       new_rows.Load(p, current.sequence, current.head);
     }

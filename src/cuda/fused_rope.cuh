@@ -48,10 +48,10 @@ struct RowLoads {
 #pragma unroll
     for (float2& t : turn) t = make_float2(FreshZero(), FreshZero());
     if (!p.rope.enabled) return;
-    const int position = __ldg(&p.rope.targets[sequence].position);
+    const int lane = threadIdx.x & 31, position = __ldg(&p.rope.targets[sequence].position);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      const int j = 32 * i + static_cast<int>(threadIdx.x & 31);
+      const int j = 32 * i + lane;
       turn[i] = RopeTurn(position, __ldg(p.rope.steps + j), j, p.rope.rotary_dims, p.rope.attention_factor);
     }
   }
