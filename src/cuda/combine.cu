@@ -10,13 +10,14 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * 32, kHeadDim = 128, kSlots = kMaxQueryHeads;
 
 // Merges the partials of head `column` in dims [32 chunk, 32 chunk + 32), and exact tiles.
+// exact: AttendExactTiles' row of the head
 __device__ void MergePartials(const DecodeParams& p, size_t first, int count, int column, int chunk,
-                              float value_scale, const float* exact, const SoftmaxState* exact_states,
-                              MergedOutput<kHeadDim>& merged) {
+                              float value_scale, const float* exact, MergedOutput<kHeadDim>& merged) {
   const int lane = threadIdx.x & 31, d = 32 * chunk + lane;
   const float* log_sums = p.partial_log_sum + first * kMaxQueryHeads + column;
   const float* partial = p.partial + (first * kMaxQueryHeads + column) * kHeadDim + d;
-  const SoftmaxState e = p.exact_tiles > 0 ? exact_states[column] : SoftmaxState{kNoLogit, 0.0f};
+  const SoftmaxState e = p.exact_tiles > 0 ? *reinterpret_cast<const SoftmaxState*>(exact + kHeadDim)
+                                           : SoftmaxState{kNoLogit, 0.0f};
   float top = kNoLogit;
   for (int i = 0; i < count; ++i) top = fmaxf(top, __ldcg(log_sums + i * kMaxQueryHeads));
   float sum = 0, total = 0;
@@ -27,7 +28,7 @@ __device__ void MergePartials(const DecodeParams& p, size_t first, int count, in
     sum = fmaf(__ldcg(partial + static_cast<size_t>(i) * kMaxQueryHeads * kHeadDim), weight, sum);
   }
   merged.rotated[column][d] = __float2half(total > 0 ? sum / total * value_scale : 0.0f);
-  merged.exact[column][d] = e.sum > 0 ? exact[column * kHeadDim + d] / e.sum : 0.0f;
+  merged.exact[column][d] = e.sum > 0 ? exact[d] / e.sum : 0.0f;
   if (d == 0) {
     merged.log_sum[0][column] = total > 0 ? top + Log2(total) : kNoLogit;
     merged.log_sum[1][column] = e.sum > 0 ? e.largest + Log2(e.sum) : kNoLogit;
@@ -36,7 +37,7 @@ __device__ void MergePartials(const DecodeParams& p, size_t first, int count, in
 
 __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant__ DecodeParams p) {
   __shared__ __align__(16) ExactScratch<kHeadDim, kSlots> scratch;
-  __shared__ float exact[kSlots * kHeadDim];
+  __shared__ __align__(16) float exact[kSlots * MergeRow(kHeadDim)];
   __shared__ SoftmaxState exact_states[kSlots];
   __shared__ __align__(16) MergedOutput<kHeadDim> merged;
   const int pair = blockIdx.x, sequence = pair / p.work_heads, work_head = pair % p.work_heads;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
   constexpr int kChunks = kHeadDim / 32;
   for (int task = WarpIndex(); task < rows.count * kChunks; task += kWarps) {
     MergePartials(p, static_cast<size_t>(pair) + span.first, span.count, task / kChunks, task % kChunks,
-                  value_scale, exact, exact_states, merged);
+                  value_scale, exact + task / kChunks * MergeRow(kHeadDim), merged);
   }
   __syncthreads();
   __half* out = reinterpret_cast<__half*>(p.out) +

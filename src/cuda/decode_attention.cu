@@ -41,7 +41,7 @@ int SharedBytes(const DecodeConfig& c, const DecodeVariant& v, int stages) {
   }
   return SharedLayout::For(v.warps, v.split_tiles ? 4 : 1, c.shape.head_dim, v.few_heads, v.mean,
                            c.traits.direct_units, c.shape.kv_heads, c.shape.batch, c.query_layout.bytes,
-                           stages, c.stage_bytes)
+                           stages, c.stage_bytes, c.part_heads, c.cluster_blocks)
       .total;
 }
 
@@ -252,11 +252,11 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
   DecodeVariant asked = variant;
   asked.few_heads = config.part_heads <= kFewQueryHeads;
   asked.mean = traits.mean_units > 0;
+  config.cluster_blocks = cluster_blocks;
+  config.workers = workers;
   if (!TryVariant(config, asked, stages, 1, limits) || (cluster_blocks > 1 && !HasSm90Code())) {
     return Unsupported("there is no such configuration");
   }
-  config.cluster_blocks = cluster_blocks;
-  config.workers = workers;
   DecodeParams unused{};
   config.scratch_bytes = CarveScratch(config, nullptr, unused);
   config.exchange_bytes = CarveExchange(config, nullptr, unused);

@@ -59,11 +59,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
   constexpr int kThreads = kWarps * 32, kTeam = 4 / kBlocks, kTeams = kWarps / kTeam;
   constexpr int kSlots = kFew ? kFewQueryHeads : kMaxQueryHeads, kHeads = kFew ? 1 : 2;
+  constexpr int kRow = MergeRow(kHeadDim);
   static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) == ExactScratchBytes(kHeadDim, kSlots));
   static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) <= kWarps * kSlots * kHeadDim * 4);
   static_assert(sizeof(MergedOutput<kHeadDim>) <= kWarps * kSlots * kHeadDim * 4);
   using Rows = NewRows<kHeadDim, kSlots>;
-  static_assert(sizeof(Rows) <= kSlots * kHeadDim * 4);
+  static_assert(sizeof(Rows) <= kSlots * kRow * 4);
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex();
   const int team = warp / kTeam, block16 = warp % kTeam;
   const int blocks = p.cluster_blocks, blocks_shift = 31 - __clz(blocks);  // a power of two
@@ -75,26 +76,33 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const HeadLoader<kFew, kThreads> head_loader(p);
   const SharedLayout layout =
       SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean, kMean ? p.max_direct_units : 0, p.kv_heads,
-                        p.batch, p.query_layout.bytes, stages, p.stage_bytes);
+                        p.batch, p.query_layout.bytes, stages, p.stage_bytes, p.part_heads, blocks);
   const uint32_t mean_barrier = SharedAddress(shared);
-  const uint32_t full_barrier = mean_barrier + 8 + 8 * team * stages;
+  const uint32_t full_barrier = mean_barrier + 16 + 8 * team * stages;
   int2* coded_tokens = reinterpret_cast<int2*>(shared + layout.coded_tokens);  // [begin, end) of the segment
-  const uint32_t empty_barrier = full_barrier + 8 * kTeams * stages;           // only with teams
+  int* inbox_phase =
+      reinterpret_cast<int*>(coded_tokens + 1);  // here: registers are lacking in the tile loop
+  const uint32_t empty_barrier = full_barrier + 8 * kTeams * stages;  // only with teams
   SharedHead<kFew>* heads = reinterpret_cast<SharedHead<kFew>*>(shared + layout.heads);
   int* tile_prefix = reinterpret_cast<int*>(shared + layout.prefix);
   uint8_t* query = shared + layout.query;
   uint8_t* scratch = shared + layout.scratch;
   const uint8_t* ring = shared + layout.ring + static_cast<size_t>(team) * stages * p.stage_bytes;
   MergeShared merge;
+  merge.inbox = reinterpret_cast<float*>(shared + layout.inbox);
+  merge.inbox_barrier = mean_barrier + 8;
   merge.warp_output = reinterpret_cast<float*>(scratch);
   merge.warp_states = reinterpret_cast<SoftmaxState*>(shared + layout.states);
   merge.weights = reinterpret_cast<float*>(shared + layout.weights);
   merge.part = reinterpret_cast<float*>(shared + layout.part);
-  merge.part_states = reinterpret_cast<SoftmaxState*>(shared + layout.part_states);
   Rows& token_rows = *reinterpret_cast<Rows*>(shared + layout.rows);
   auto& merged = *reinterpret_cast<MergedOutput<kHeadDim>*>(scratch);
 
-  if (thread == 0) BarrierInit(mean_barrier, kCopyArrivals);
+  if (thread == 0) {
+    BarrierInit(mean_barrier, kCopyArrivals);
+    BarrierInit(merge.inbox_barrier, 1);
+    *inbox_phase = 0;
+  }
   if (lane == 0 && block16 == 0) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
@@ -132,6 +140,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   }
   head_loader.Store(heads, tile_prefix);
   __syncthreads();
+  if (kSm90 && blocks > 1) ClusterArriveRelaxed();  // the inbox is there
   if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
@@ -221,8 +230,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       AttendExactTiles<kHeadDim, kWarps, kSlots>(
           p, current.sequence, current.head, coded_end, length, first_exact, sharers,
           {token_rows.query[0], Rows::kWords}, exact,
-          *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kHeadDim,
-          merge.part_states + kSlots, [&] {
+          *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
+          reinterpret_cast<SoftmaxState*>(shared + layout.exact_states), [&] {
             if (!p.rope.enabled) return;
             exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
             token_rows.StoreToken(p, current.sequence, kv_head);
@@ -293,22 +302,30 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     ValueTransform<kHeadDim, kWarps> value_transform;
     constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
-    const uint32_t step = span.y > 1 ? *p.step : 0;  // asked for here, where nothing waits for it
+    const uint32_t step =
+        *p.step;  // asked for here, where nothing waits for it; a condition costs a register
     state.FinishSum();
     if (kMean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);
     if (!kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     __syncthreads();
-    if (blocks > 1) {
-      ClusterArrive();
-      ClusterWait();
+    const int columns = (p.part_heads + blocks - 1) >> blocks_shift, kinds = p.exact_tiles > 0 ? 2 : 1;
+    if (kSm90 && blocks > 1) {
+      if (x == begin) ClusterWait();  // for the others' inboxes
+      if (thread == 0 && finished_heads > 0) {
+        BarrierExpect(merge.inbox_barrier, blocks * finished_heads * kinds * kRow * 4);
+      }
+      SendRows<kWarps, kHeadDim, kSlots>(merge, rank, blocks_shift, columns, rows.count, kinds);
+      if (finished_heads > 0) BarrierWait(merge.inbox_barrier, *inbox_phase);
     }
     if (finished_heads > 0) {
-      MergeCluster<kWarps, kHeadDim, kSlots>(merge, rank, blocks, finished_heads, p.exact_tiles > 0,
-                                             header.value_scale, merged);
+      MergeCluster<kWarps, kHeadDim>(blocks > 1 ? merge.inbox : merge.part, 2 * columns * kRow,
+                                     (blocks > 1 ? columns : kSlots) * kRow, blocks, finished_heads,
+                                     p.exact_tiles > 0, header.value_scale, merged);
     }
     __syncthreads();
-    if (blocks > 1) ClusterArriveRelaxed();  // the others' shared memory is read
+    if (thread == 0 && finished_heads > 0) *inbox_phase ^= 1;
+    if (blocks > 1) ClusterArriveRelaxed();  // what the others sent is read, and sent again only then
     if (finished_heads > 0) {
       __half* out =
           reinterpret_cast<__half*>(p.out) +

@@ -22,19 +22,29 @@ constexpr int ExactScratchBytes(int head_dim, int slots) {
   return (head_dim / kUnitWidth * kTileTokens * 4 + (kTileTokens + 8) * 2 + 4) * slots;
 }
 
+/// Floats of a row that blocks of a cluster send each other: sums of a query head's dims, its SoftmaxState,
+/// and what makes it whole 16 bytes.
+constexpr int MergeRow(int head_dim) { return head_dim + 4; }
+
+/// Query heads that a block of a cluster finishes: heads rank, rank + blocks, ...
+constexpr int HeadsABlock(int part_heads, int cluster_blocks) {
+  return (part_heads + cluster_blocks - 1) / cluster_blocks;
+}
+
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
   int coded_tokens, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
-      part, rows, part_states, ring, total;
+      part, rows, exact_states, inbox, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
   static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,
                                     int direct_units, int kv_heads, int batch, int query_block_bytes,
-                                    int stages, int stage_bytes) {
+                                    int stages, int stage_bytes, int part_heads, int cluster_blocks) {
     SharedLayout s{};
     const int slots = few ? kFewQueryHeads : kMaxQueryHeads, rings = warps / warps_a_tile;
-    s.coded_tokens = (1 + 2 * rings * stages) * 8;  // barriers: the mean's constants; full, empty a stage
-    int at = AlignShared(s.coded_tokens + 8);
+    // Barriers: the mean's constants; the inbox; full, empty a stage.
+    s.coded_tokens = (2 + 2 * rings * stages) * 8;  // then the inbox's phase
+    int at = AlignShared(s.coded_tokens + 12);
     s.heads = at;
     at +=
         AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));
@@ -62,11 +72,15 @@ struct SharedLayout {
     at += warps * slots * 8;
     s.weights = at;  // [warps][slots]
     at += warps * slots * 4;
-    s.part = at;      // [2][slots][head_dim]: of codes, of exact tiles
-    s.rows = s.part;  // NewRows, until the warps' sum of codes takes their place
-    at += 2 * slots * head_dim * 4;
-    s.part_states = at;  // [2][slots]
-    at += 2 * slots * 8;
+    s.exact_states = at;  // [slots]
+    at += slots * 8;
+    s.part = AlignShared(at);  // [2][slots] rows: of codes, of exact tiles
+    s.rows = s.part;           // NewRows, until the warps' sum of codes takes their place
+    at = s.part + 2 * slots * MergeRow(head_dim) * 4;
+    s.inbox = at;  // [blocks][2][heads a block] rows, from the cluster's blocks
+    if (cluster_blocks > 1) {
+      at += 2 * cluster_blocks * HeadsABlock(part_heads, cluster_blocks) * MergeRow(head_dim) * 4;
+    }
     s.ring = AlignShared(at);
     s.total = s.ring + rings * stages * stage_bytes;
     return s;

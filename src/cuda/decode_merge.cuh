@@ -20,8 +20,9 @@ struct MergeShared {
   float* warp_output;         // [warps][head_dim][slots]
   SoftmaxState* warp_states;  // [warps][slots]
   float* weights;             // [warps][slots]
-  float* part;                // [2][slots][head_dim]
-  SoftmaxState* part_states;  // [2][slots]
+  float* part;                // [2][slots] rows (MergeRow): of coded tokens, of exact ones
+  float* inbox;               // [blocks][2][heads a block] rows, from the cluster's blocks
+  uint32_t inbox_barrier;
 };
 
 /// Query heads of a cluster as its blocks finish them, in the scratch area. Columns are the heads of one
@@ -48,9 +49,10 @@ __device__ __forceinline__ ColumnShares SharesOf(const MergedOutput<kHeadDim>& m
   return {coded * inverse, other * inverse, top + Log2(total)};
 }
 
-/// Merges the warps of the block into m.part[0]. Ends with the parts written but not synchronised.
+/// Merges the warps of the block into m.part[0]. Ends with the rows written but not synchronised.
 template <int kWarps, int kHeadDim, bool kFew>
 __device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& state, const MergeShared& m) {
+  constexpr int kRow = MergeRow(kHeadDim);
   constexpr int kSlots = kFew ? kFewQueryHeads : kMaxQueryHeads, kHeads = kFew ? 1 : 2;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
   float* mine = m.warp_output + warp * kSlots * kHeadDim;
@@ -84,7 +86,7 @@ __device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& 
         const SoftmaxState s = m.warp_states[i * kSlots + column];
         total = fmaf(s.sum, Exp2(s.largest - top), total);
       }
-      m.part_states[column] = {top, total};
+      *reinterpret_cast<SoftmaxState*>(m.part + column * kRow + kHeadDim) = {top, total};
     }
   }
   __syncthreads();
@@ -102,7 +104,26 @@ __device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& 
       total[3] = fmaf(o.w, f.w, total[3]);
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) m.part[(column + j) * kHeadDim + d] = total[j];
+    for (int j = 0; j < 4; ++j) m.part[(column + j) * kRow + d] = total[j];
+  }
+  FenceAsyncProxy();
+}
+
+/// Sends this block's rows of `heads` query heads, of kinds 0 .. kinds - 1, to the blocks that finish them.
+template <int kWarps, int kHeadDim, int kSlots>
+__device__ __forceinline__ void SendRows(const MergeShared& m, int rank, int blocks_shift, int columns,
+                                         int heads, int kinds) {
+  constexpr int kRowBytes = MergeRow(kHeadDim) * 4;
+  const int warp = WarpIndex();
+  if ((threadIdx.x & 31) != 0) return;
+  const uint32_t part = SharedAddress(m.part), inbox = SharedAddress(m.inbox);
+#pragma unroll 1
+  for (int i = warp; i < kinds * kSlots; i += kWarps) {
+    const int kind = i / kSlots, head = i % kSlots;
+    if (head >= heads) continue;
+    const int to = head & ((1 << blocks_shift) - 1), column = head >> blocks_shift;
+    BulkCopyToBlock(ClusterAddress(inbox + ((2 * rank + kind) * columns + column) * kRowBytes, to),
+                    part + i * kRowBytes, kRowBytes, ClusterAddress(m.inbox_barrier, to));
   }
 }
 
@@ -110,56 +131,45 @@ __device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& 
 struct ClusterSum {
   float value, largest, total;
 };
-__device__ __forceinline__ ClusterSum SumCluster(const float* part, const SoftmaxState* state, int blocks) {
-  constexpr int kChunk = 8;
+/// row: of the first block; stride: floats to the next one's
+template <int kHeadDim>
+__device__ __forceinline__ ClusterSum SumCluster(const float* row, int stride, int d, int blocks) {
   const int lane = threadIdx.x & 31;
-  const uint32_t part_address = SharedAddress(part), state_address = SharedAddress(state);
   SoftmaxState s = {kNoLogit, 0};
-  if (lane < blocks) {
-    const uint32_t from = ClusterAddress(state_address, lane);
-    s = {LoadCluster(from), LoadCluster(from + 4)};
+  if (lane < blocks) s = *reinterpret_cast<const SoftmaxState*>(row + lane * stride + kHeadDim);
+  ClusterSum sum = {0, s.largest, 0};
+#pragma unroll
+  for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) {
+    sum.largest = fmaxf(sum.largest, __shfl_xor_sync(~0u, sum.largest, o));
   }
-  ClusterSum sum = {0, 0, 0};
-  float weight = 0;
-#pragma unroll 1
-  for (int r0 = 0; r0 < blocks; r0 += kChunk) {
-    float held[kChunk];
+  sum.largest = __shfl_sync(~0u, sum.largest, 0);
+  const float weight = Exp2(s.largest - sum.largest);
+  sum.total = s.sum * weight;
 #pragma unroll
-    for (int r = 0; r < kChunk; ++r) {
-      held[r] = r0 + r < blocks ? LoadCluster(ClusterAddress(part_address, r0 + r)) : 0.0f;
-    }
-    if (r0 == 0) {  // while the values are on their way
-      sum.largest = s.largest;
-#pragma unroll
-      for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) {
-        sum.largest = fmaxf(sum.largest, __shfl_xor_sync(~0u, sum.largest, o));
-      }
-      sum.largest = __shfl_sync(~0u, sum.largest, 0);
-      weight = Exp2(s.largest - sum.largest);
-      sum.total = s.sum * weight;
-#pragma unroll
-      for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) sum.total += __shfl_xor_sync(~0u, sum.total, o);
-      sum.total = __shfl_sync(~0u, sum.total, 0);
-    }
-#pragma unroll
-    for (int r = 0; r < kChunk; ++r) sum.value = fmaf(held[r], __shfl_sync(~0u, weight, r0 + r), sum.value);
+  for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) sum.total += __shfl_xor_sync(~0u, sum.total, o);
+  sum.total = __shfl_sync(~0u, sum.total, 0);
+#pragma unroll 4
+  for (int r = 0; r < blocks; ++r) {
+    sum.value = fmaf(row[r * stride + d], __shfl_sync(~0u, weight, r), sum.value);
   }
   return sum;
 }
 
-/// Merges the cluster's blocks for the heads that this block finishes: coded and exact tokens apart, each by
-/// warps of their own.
-template <int kWarps, int kHeadDim, int kSlots>
-__device__ __forceinline__ void MergeCluster(const MergeShared& m, int rank, int blocks, int heads,
-                                             bool exact, float value_scale, MergedOutput<kHeadDim>& merged) {
+/// Merges the cluster's blocks for the `heads` query heads that this block finishes: coded and exact tokens
+/// apart, each by warps of their own. rows: of coded tokens [heads] in the order of heads, exact_offset
+/// floats before those of exact ones; stride: floats to the next block's
+template <int kWarps, int kHeadDim>
+__device__ __forceinline__ void MergeCluster(const float* rows, int stride, int exact_offset, int blocks,
+                                             int heads, bool exact, float value_scale,
+                                             MergedOutput<kHeadDim>& merged) {
   constexpr int kChunks = kHeadDim / 32;
   const int lane = threadIdx.x & 31, warp = WarpIndex(), tasks = heads * kChunks;
 #pragma unroll 1
   for (int i = warp; i < (exact ? 2 : 1) * tasks; i += kWarps) {
     const int kind = i >= tasks ? 1 : 0, task = i - kind * tasks;  // kind 1: exact tokens
-    const int column = task / kChunks, d = task % kChunks * 32 + lane,
-              slot = kind * kSlots + rank + column * blocks;
-    const ClusterSum sum = SumCluster(m.part + slot * kHeadDim + d, m.part_states + slot, blocks);
+    const int column = task / kChunks, d = task % kChunks * 32 + lane;
+    const ClusterSum sum =
+        SumCluster<kHeadDim>(rows + kind * exact_offset + column * MergeRow(kHeadDim), stride, d, blocks);
     const float value = sum.total > 0 ? sum.value * __fdividef(kind ? 1.0f : value_scale, sum.total) : 0.0f;
     if (kind) {
       merged.exact[column][d] = value;
@@ -231,15 +241,14 @@ __device__ __forceinline__ void Unrotate(const DecodeParams& p, int head, int he
 __device__ __forceinline__ uint64_t FlaggedWord(float value, uint32_t flag) {
   return static_cast<uint64_t>(flag) << 32 | __float_as_uint(value);
 }
-/// Waits until every lane's word, read before as `word`, is this launch's (or the lane is not `used`). The
-/// warp stays together: the compiler would guard every warp-wide instruction of the kernel after a loop that
-/// its lanes leave one by one. The blocks that send are all running, or will be: the grid is no larger than
-/// what the device runs at once.
-__device__ __forceinline__ float WaitForFlag(const uint64_t* from, uint64_t word, bool used, uint32_t flag) {
-  while (__any_sync(~0u, used && static_cast<uint32_t>(word >> 32) != flag)) {
-    BetweenPolls();
-    if (used) word = ReceiveWord(from);
-  }
+/// Whether all lanes' words that are `used` are this launch's. The warp stays together: the compiler would
+/// guard every warp-wide instruction of the kernel after a loop that its lanes leave one by one. The blocks
+/// that send are all running, or will be: the grid is no larger than what the device runs at once.
+__device__ __forceinline__ bool AllArrived(bool arrived) { return !__any_sync(~0u, !arrived); }
+__device__ __forceinline__ bool IsOf(uint64_t word, uint32_t flag) {
+  return static_cast<uint32_t>(word >> 32) == flag;
+}
+__device__ __forceinline__ float FlaggedValue(uint64_t word) {
   return __uint_as_float(static_cast<uint32_t>(word));
 }
 
@@ -250,7 +259,7 @@ template <int kWarps, int kHeadDim>
 __device__ __forceinline__ void MergeWorkers(const DecodeParams& p, uint32_t flag, size_t first, int others,
                                              int rank, int blocks, int heads,
                                              const MergedOutput<kHeadDim>& merged, __half* out) {
-  constexpr int kChunks = kHeadDim / 32, kChunk = 8;  // of dims, of workers in flight
+  constexpr int kChunks = kHeadDim / 32, kChunk = 16;  // of dims, of workers in flight
   const int lane = threadIdx.x & 31, warp = WarpIndex();
 #pragma unroll 1
   for (int task = warp; task < heads * kChunks; task += kWarps) {
@@ -261,14 +270,28 @@ __device__ __forceinline__ void MergeWorkers(const DecodeParams& p, uint32_t fla
     const auto log_sum_of = [&](int i) {
       const bool used = i < others;
       const uint64_t* from = log_sums + (used ? i : 0) * kMaxQueryHeads;
-      const float log_sum = WaitForFlag(from, ReceiveWord(from), used, flag);
-      return used ? log_sum : kNoLogit;
+      uint64_t word = ReceiveWord(from);
+      while (!AllArrived(!used || IsOf(word, flag))) {
+        BetweenPolls();
+        word = ReceiveWord(from);
+      }
+      return used ? FlaggedValue(word) : kNoLogit;
     };
     uint64_t words[kChunk];
     const auto load = [&](int i0) {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i)
         words[i] = i0 + i < others ? ReceiveWord(sent + (i0 + i) * kStride) : 0;
+    };
+    const auto receive = [&](int i0) {  // looks again at all of them at once: a look takes long
+      for (;;) {
+        bool arrived = true;
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) arrived = arrived && (i0 + i >= others || IsOf(words[i], flag));
+        if (AllArrived(arrived)) return;
+        BetweenPolls();
+        load(i0);
+      }
     };
     load(0);
     const float first_log_sum = log_sum_of(lane),
@@ -288,12 +311,11 @@ __device__ __forceinline__ void MergeWorkers(const DecodeParams& p, uint32_t fla
 #pragma unroll 1
       for (int j = 0; j < 32 && i0 + j < others; j += kChunk) {
         if (i0 + j > 0) load(i0 + j);
+        receive(i0 + j);
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
           const float w = __shfl_sync(~0u, weight, j + i);
-          if (i0 + j + i < others) {
-            sum = fmaf(WaitForFlag(sent + (i0 + j + i) * kStride, words[i], true, flag), w, sum);
-          }
+          if (i0 + j + i < others) sum = fmaf(FlaggedValue(words[i]), w, sum);
         }
       }
     }

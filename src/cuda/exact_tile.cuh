@@ -2,7 +2,7 @@
 // dims: of K for its part of the logits (summed over warps through shared memory), then of V for the output.
 #pragma once
 
-#include "src/cuda/decode_params.h"
+#include "src/cuda/decode_layout.h"
 #include "src/cuda/ptx.cuh"
 #include "src/cuda/query_block.cuh"
 #include "src/cuda/tile_attention.cuh"
@@ -145,8 +145,8 @@ struct ExactQueries {
 };
 
 /// Attends to tiles first_tile, first_tile + tile_step, ..., of which `loads` has the first. All threads of
-/// the block call it; `out` and `state` are ready, and `scratch` free, when it returns. out
-/// [kSlots][kHeadDim] shared: sums of exp2(logit - largest) V; state [kSlots] shared
+/// the block call it; `out` is ready, and `scratch` free, when it returns. out [kSlots][MergeRow(kHeadDim)]
+/// shared: sums of exp2(logit - largest) V, then the SoftmaxState; state [kSlots] shared, for its own use
 /// with_last: called where the sequence's last tile, which has its newest token, is in `loads`
 template <int kHeadDim, int kWarps, int kSlots, typename WithLast>
 __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequence, int work_head,
@@ -268,9 +268,12 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        out[g * kHeadDim + slice * kUnitWidth + 2 * (2 * tq + e) + n] = sum[i][n][e];
+        out[g * MergeRow(kHeadDim) + slice * kUnitWidth + 2 * (2 * tq + e) + n] = sum[i][n][e];
       }
     }
+  }
+  if (thread < kSlots) {
+    *reinterpret_cast<SoftmaxState*>(out + thread * MergeRow(kHeadDim) + kHeadDim) = state[thread];
   }
   __syncthreads();
 }

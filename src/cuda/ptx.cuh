@@ -212,6 +212,21 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, ui
       "l"(global), "r"(bytes), "r"(barrier), "l"(CachePolicy(read_once))
       : "memory");
 }
+/// Copies `bytes` (a multiple of 16) of this block's shared memory, written before a FenceAsyncProxy, to
+/// another block of the cluster: `to` and `barrier`, which it completes on, are cluster addresses.
+__device__ __forceinline__ void BulkCopyToBlock(uint32_t to, uint32_t shared, uint32_t bytes,
+                                                uint32_t barrier) {
+  if constexpr (kSm90) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to),
+        "r"(shared), "r"(bytes), "r"(barrier)
+        : "memory");
+  }
+}
+/// Makes what this thread wrote to shared memory visible to bulk copies that start after a __syncthreads.
+__device__ __forceinline__ void FenceAsyncProxy() {
+  if constexpr (kSm90) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 /// This thread copies 16 bytes.
 __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared), "l"(global) : "memory");
@@ -226,11 +241,8 @@ __device__ __forceinline__ void PrefetchToL2(const void* global) {
 }
 
 // ---- clusters of blocks
-__device__ __forceinline__ void ClusterArrive() {
-  if constexpr (kSm90) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-/// Without publishing what this block wrote (that is a fence of the whole GPU): enough to say that its reads
-/// of other blocks' shared memory are over.
+/// Without publishing what this block wrote (that is a fence of the whole GPU): enough to say that its
+/// barriers are initialised (BarrierInitFence), or its reads of what others sent over.
 __device__ __forceinline__ void ClusterArriveRelaxed() {
   if constexpr (kSm90) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -242,15 +254,6 @@ __device__ __forceinline__ uint32_t ClusterAddress(uint32_t shared, int rank) {
   uint32_t r = shared;
   if constexpr (kSm90) asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(shared), "r"(rank));
   return r;
-}
-__device__ __forceinline__ float LoadCluster(uint32_t address) {
-  float x;
-  if constexpr (kSm90) {
-    asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory");
-  } else {
-    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory");
-  }
-  return x;
 }
 
 // ---- words that blocks send each other through global memory: what is in one word arrives together

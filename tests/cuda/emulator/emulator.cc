@@ -58,7 +58,8 @@ constexpr uint32_t kOffsetMask = 0xffffff;  // of a shared address; above it the
 struct PendingCopy {
   Block* block;
   uint32_t shared, barrier, bytes;
-  const void* global;
+  const void* from;
+  const Block* sender = nullptr;  // whose shared memory `from` is
   std::vector<SmallCopy> small = {};
 };
 
@@ -186,9 +187,12 @@ void FinishSomeCopy() {
   const PendingCopy copy = std::move(g_copies.back());
   g_copies.pop_back();
   if (copy.block->alive == 0) Fail("a copy arrives in a block that has ended", copy.block->index);
+  if (copy.sender != nullptr && copy.sender->alive < copy.sender->size) {
+    Fail("a copy from a block that is leaving", copy.sender->index);
+  }
   TransactionBarrier& barrier = FindBarrier(copy.block, copy.barrier);
   if (copy.bytes > 0) {
-    std::memcpy(copy.block->shared + copy.shared, copy.global, copy.bytes);
+    std::memcpy(copy.block->shared + copy.shared, copy.from, copy.bytes);
     barrier.bytes -= copy.bytes;
   } else {
     for (const SmallCopy& c : copy.small) std::memcpy(copy.block->shared + c.shared, c.global, 16);
@@ -389,18 +393,6 @@ uint32_t ClusterAddress(uint32_t shared, int rank) {
   return (shared & kOffsetMask) | static_cast<uint32_t>(rank + 1) << 24;
 }
 
-float LoadCluster(uint32_t address) {
-  const uint32_t offset = address & kOffsetMask, rank = (address >> 24) - 1;
-  if (rank >= g_cluster.size())
-    Fail("not a rank of the cluster", rank, static_cast<int64_t>(g_cluster.size()));
-  Block* block = g_cluster[rank];
-  if (block->alive != block->size) Fail("a read of the shared memory of a block that is leaving", rank);
-  float x;
-  std::memcpy(&x, At(block, offset, sizeof x), sizeof x);
-  CheckClusterRead(block, offset, sizeof x);
-  return x;
-}
-
 void BarrierInit(uint32_t barrier, int arrivals) {
   Block* block = g_thread->block;
   At(block, barrier, 8);
@@ -433,6 +425,22 @@ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barr
   g_copies.push_back({block, shared, barrier, bytes, global});
 }
 
+void BulkCopyToBlock(uint32_t to, uint32_t shared, uint32_t bytes, uint32_t barrier) {
+  const uint32_t offset = to & kOffsetMask, rank = (to >> 24) - 1;
+  if (bytes == 0 || bytes % 16 != 0 || shared % 16 != 0 || offset % 16 != 0) {
+    Fail("a bulk copy that is not of aligned 16 bytes", shared, bytes);
+  }
+  if (rank >= g_cluster.size() || barrier >> 24 != to >> 24) {
+    Fail("not a block of the cluster, or not the one of the barrier", rank, barrier >> 24);
+  }
+  Block* block = g_cluster[rank];
+  At(block, offset, bytes);
+  FindBarrier(block, barrier & kOffsetMask);
+  const uint8_t* from = At(g_thread->block, shared, bytes);
+  CheckAccess(from, bytes, false);
+  g_copies.push_back({block, offset, barrier & kOffsetMask, bytes, from, g_thread->block});
+}
+
 void CopyAsync(uint32_t shared, const void* global) {
   if (shared % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     Fail("a copy that is not of aligned 16 bytes", shared);
@@ -443,7 +451,7 @@ void CopyAsync(uint32_t shared, const void* global) {
 
 void BarrierArriveAfterCopies(uint32_t barrier) {
   FindBarrier(g_thread->block, barrier);
-  g_copies.push_back({g_thread->block, 0, barrier, 0, nullptr, std::move(g_thread->copies)});
+  g_copies.push_back({g_thread->block, 0, barrier, 0, nullptr, nullptr, std::move(g_thread->copies)});
   g_thread->copies.clear();
 }
 

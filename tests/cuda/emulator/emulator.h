@@ -40,13 +40,15 @@ uint8_t* DynamicShared();
 // cluster's block, or 0 for the own block.
 uint32_t SharedAddress(const void* p);
 uint32_t ClusterAddress(uint32_t shared, int rank);
-float LoadCluster(uint32_t address);
 
 void BarrierInit(uint32_t barrier, int arrivals);
 void BarrierArrive(uint32_t barrier, int64_t expected_bytes);
 void BarrierWait(uint32_t barrier, uint32_t parity);
 /// Happens some time later, at the latest when no thread can go on without it.
 void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier);
+/// The same from this block's shared memory; to, barrier: of a block of the cluster, maybe of this one.
+/// Whether fences stand between writes and the copy is not checked.
+void BulkCopyToBlock(uint32_t to, uint32_t shared, uint32_t bytes, uint32_t barrier);
 
 /// 16 bytes; happens together with the thread's others after BarrierArriveAfterCopies, some time later, and
 /// the arrival with them.

@@ -13,10 +13,9 @@ namespace {
 
 struct ByteHistory {
   // The last write. An epoch of 0 never is.
-  uint32_t write_epoch = 0, write_warp_epoch = 0, write_cluster_epoch = 0;
+  uint32_t write_epoch = 0, write_warp_epoch = 0;
   // The reads of one epoch of the block: by which warps, and of the last one's epoch by which thread.
   uint32_t read_epoch = 0, read_warp_epoch = 0, reading_warps = 0;
-  uint32_t remote_read_epoch = 0;
   int16_t writer = 0, reader = 0;
   bool several_readers = false;
 };
@@ -67,11 +66,8 @@ void CheckShared(ByteHistory& byte, size_t offset, bool write) {
         Fail("RACE: a write after another lane's read; offset, thread", offset, byte.reader);
       }
     }
-    if (byte.remote_read_epoch == g_cluster_epoch && g_cluster.size() > 1) {
-      Fail("RACE: a write after another block's read; offset", offset);
-    }
     byte.writer = static_cast<int16_t>(t.index);
-    byte.write_epoch = epoch, byte.write_warp_epoch = warp_epoch, byte.write_cluster_epoch = g_cluster_epoch;
+    byte.write_epoch = epoch, byte.write_warp_epoch = warp_epoch;
     return;
   }
   if (byte.read_epoch != epoch) byte.read_epoch = epoch, byte.reading_warps = 0, byte.read_warp_epoch = 0;
@@ -93,17 +89,6 @@ void CheckAccess(const void* p, size_t bytes, bool write) {
   if (offset >= block->shared_bytes) return CheckGlobal(p, bytes, write);
   ByteHistory* history = History(block);
   for (size_t i = offset; i < offset + bytes; ++i) CheckShared(history[i], i, write);
-}
-
-void CheckClusterRead(Block* block, size_t offset, size_t bytes) {
-  if (block == g_thread->block) CheckAccess(block->shared + offset, bytes, false);
-  ByteHistory* history = History(block);
-  for (size_t i = offset; i < offset + bytes; ++i) {
-    if (history[i].write_cluster_epoch == g_cluster_epoch && g_cluster.size() > 1) {
-      Fail("RACE: a read of another block's memory with no cluster barrier since its write; offset", i);
-    }
-    history[i].remote_read_epoch = g_cluster_epoch;
-  }
 }
 
 }  // namespace blockgtq::emulator

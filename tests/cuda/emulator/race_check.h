@@ -2,10 +2,10 @@
 // -fsanitize=thread, whose calls on every access end here instead of in ThreadSanitizer's library.
 //
 // In dynamic shared memory, two accesses of one byte, one of them a write, must be separated: by
-// __syncthreads between warps, by __syncwarp (or __syncthreads) between lanes of a warp, by a cluster barrier
-// between blocks. Shuffles and mbarriers do not count. Bulk copies and static shared memory are not watched.
-// In global memory, a kernel that started early may not write before it has waited for the kernel ahead of
-// it, nor read what that one wrote.
+// __syncthreads between warps, by __syncwarp (or __syncthreads) between lanes of a warp. Shuffles and
+// mbarriers do not count. What bulk copies write and static shared memory are not watched. In global memory,
+// a kernel that started early may not write before it has waited for the kernel ahead of it, nor read what
+// that one wrote.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,6 @@
 
 namespace blockgtq::emulator {
 
-struct Block;
-
 void CheckAccess(const void* p, size_t bytes, bool write);
-/// A read at `offset` of the shared memory of any block of the cluster, through its cluster address.
-void CheckClusterRead(Block* block, size_t offset, size_t bytes);
 
 }  // namespace blockgtq::emulator

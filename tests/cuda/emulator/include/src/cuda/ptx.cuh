@@ -64,16 +64,18 @@ inline void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32
                      bool /*read_once*/) {
   emulator::BulkCopy(shared, global, bytes, barrier);
 }
+inline void BulkCopyToBlock(uint32_t to, uint32_t shared, uint32_t bytes, uint32_t barrier) {
+  emulator::BulkCopyToBlock(to, shared, bytes, barrier);
+}
+inline void FenceAsyncProxy() {}
 inline void CopyAsync(uint32_t shared, const void* global) { emulator::CopyAsync(shared, global); }
 inline void BarrierArriveAfterCopies(uint32_t barrier) { emulator::BarrierArriveAfterCopies(barrier); }
 inline void PrefetchToL2(const void*) {}
 
 // ---- clusters of blocks
-inline void ClusterArrive() { emulator::ClusterArrive(); }
 inline void ClusterArriveRelaxed() { emulator::ClusterArrive(); }
 inline void ClusterWait() { emulator::ClusterWait(); }
 inline uint32_t ClusterAddress(uint32_t shared, int rank) { return emulator::ClusterAddress(shared, rank); }
-inline float LoadCluster(uint32_t address) { return emulator::LoadCluster(address); }
 
 // ---- words between blocks
 inline void SendWord(uint64_t* to, uint64_t word) { *to = word; }
