@@ -113,10 +113,10 @@ Status AttentionOp::Run(const AttentionCall& call, const AttentionRows& rows) {
   return Status::Ok();
 }
 
-/// Rotates a segment's rows, keeps its queries, and stores keys and values where the cache has exact tokens;
-/// keys, values: also as rows from row `first_token_row` on, where not null.
-Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, const Segment& s,
-                          uint16_t* keys, uint16_t* values, int64_t first_token_row) {
+/// What rotates a segment's rows, keeps its queries, and stores keys and values where the cache has exact
+/// tokens.
+RopeStoreCall AttentionOp::StoreCall(const AttentionCall& call, const AttentionRows& rows,
+                                     const Segment& s) const {
   const CacheGeometry& g = cache_.geometry();
   const int64_t q_cols = int64_t{call.heads} * g.head_dim, kv_cols = int64_t{g.kv_heads} * g.head_dim;
   const RopeConfig& rope = ropes_[call.layer];
@@ -133,10 +133,6 @@ Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, 
   store.k = rows.keys + s.first_row * kv_cols;
   store.v = rows.values + s.first_row * kv_cols;
   store.q_out = queries_.As<uint16_t>() + s.first_row * q_cols;
-  if (keys != nullptr) {
-    store.k_out = keys + first_token_row * kv_cols;
-    store.v_out = values + first_token_row * kv_cols;
-  }
   store.targets = batch_.targets() + s.first_row;
   if (packed_) {
     store.window_offset = WindowOffset(cache_, call.layer);
@@ -149,6 +145,18 @@ Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, 
     store.page_bytes = cache_.block_bytes(store.group);
   }
   store.error = errors_.of_layer(call.layer);
+  return store;
+}
+
+/// keys, values: also as rows from row `first_token_row` on, where not null.
+Status AttentionOp::Store(const AttentionCall& call, const AttentionRows& rows, const Segment& s,
+                          uint16_t* keys, uint16_t* values, int64_t first_token_row) {
+  RopeStoreCall store = StoreCall(call, rows, s);
+  if (keys != nullptr) {
+    const int64_t first = first_token_row * store.kv_heads * store.head_dim;
+    store.k_out = keys + first;
+    store.v_out = values + first;
+  }
   return LaunchRopeStore(store, true, device_.stream());
 }
 
@@ -173,8 +181,6 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   const bool at_once = options.recent == 0;
   uint16_t* keys = at_once ? keys_.As<uint16_t>() : nullptr;
   uint16_t* values = at_once ? values_.As<uint16_t>() : nullptr;
-  BGTQ_RETURN_IF_ERROR(Store(call, rows, s, keys, values, s.first_row));
-  if (at_once) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys, values));
 
   DecodeShape shape;
   shape.batch = static_cast<int>(s.rows);
@@ -192,6 +198,10 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
     found = configs_.emplace(key, config).first;
   }
   const DecodeConfig& config = found->second;
+  // Rows of one sequence see each other's keys, so all of them are stored first.
+  const bool fused = batch_.decode() && !at_once && config.fuses_rope();
+  if (!fused) BGTQ_RETURN_IF_ERROR(Store(call, rows, s, keys, values, s.first_row));
+  if (at_once) BGTQ_RETURN_IF_ERROR(Encode(s, call.layer, 1, keys, values));
   Schedule& schedule = schedules_[call.window];
   BGTQ_RETURN_IF_ERROR(
       device_.Reserve(schedule.scratch, config.scratch_bytes, "scratch of packed attention"));
@@ -223,6 +233,19 @@ Status AttentionOp::AttendRows(const AttentionCall& call, const AttentionRows& r
   params.window_offset = WindowOffset(cache_, call.layer);
   params.sink_offset = SinkOffset(cache_, call.layer);
   params.queries = queries_.As<uint16_t>() + q_offset;
+  if (fused) {
+    const RopeStoreCall store = StoreCall(call, rows, s);
+    params.rope = {.enabled = true,
+                   .neox = store.neox,
+                   .rotary_dims = store.rotary_dims,
+                   .attention_factor = store.attention_factor,
+                   .steps = store.steps,
+                   .q = store.q,
+                   .k = store.k,
+                   .v = store.v,
+                   .targets = store.targets,
+                   .error = store.error};
+  }
   params.out = rows.out + q_offset;
   const bool first_use =
       !schedule.launched || batch_.segments().size() > 1;  // segments share the schedule's memory

@@ -39,6 +39,7 @@ class AttentionOp : public LayerAttention {
   Status UploadConstants();
   Status ReserveRows(const AttentionCall& call);
   Status Observe(const AttentionCall& call, const AttentionRows& rows);
+  RopeStoreCall StoreCall(const AttentionCall& call, const AttentionRows& rows, const Segment& s) const;
   Status Store(const AttentionCall& call, const AttentionRows& rows, const Segment& s, uint16_t* keys,
                uint16_t* values, int64_t first_token_row);
   Status Encode(const Segment& s, int first_layer, int layers, const uint16_t* keys, const uint16_t* values);

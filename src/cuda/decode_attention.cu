@@ -313,6 +313,10 @@ Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& par
                   "CUDA decode attention: launch " + std::to_string(params.launch) +
                       " of a step; there may be " + std::to_string(kMaxLaunchesAStep));
   }
+  if (params.rope.enabled && !config.fuses_rope()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "CUDA decode attention: this configuration does not rotate; rotate and store ahead of it");
+  }
   if (!config.variant.warp_workers) return LaunchKernel(config, params, overlap, stream);
   BGTQ_RETURN_IF_ERROR(LaunchQueryPrep(params, overlap, stream));
   BGTQ_RETURN_IF_ERROR(LaunchKernel(config, params, true, stream));

@@ -13,6 +13,7 @@
 #include "src/cuda/decode_layout.h"
 #include "src/cuda/decode_merge.cuh"
 #include "src/cuda/exact_tile.cuh"
+#include "src/cuda/fused_rope.cuh"
 #include "src/cuda/mean_bias.cuh"
 #include "src/cuda/query_block.cuh"
 #include "src/cuda/record_stream.cuh"
@@ -62,6 +63,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) == ExactScratchBytes(kHeadDim, kSlots));
   static_assert(sizeof(ExactScratch<kHeadDim, kSlots>) <= kWarps * kSlots * kHeadDim * 4);
   static_assert(sizeof(MergedOutput<kHeadDim>) <= kWarps * kSlots * kHeadDim * 4);
+  using Rows = NewRows<kHeadDim, kSlots>;
+  static_assert(sizeof(Rows) <= kSlots * kRow * 4);
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex();
   const int team = warp / kTeam, block16 = warp % kTeam;
   const int blocks = p.cluster_blocks, blocks_shift = 31 - __clz(blocks);  // a power of two
@@ -92,6 +95,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   merge.warp_states = reinterpret_cast<SoftmaxState*>(shared + layout.states);
   merge.weights = reinterpret_cast<float*>(shared + layout.weights);
   merge.part = reinterpret_cast<float*>(shared + layout.part);
+  Rows& token_rows = *reinterpret_cast<Rows*>(shared + layout.rows);
   auto& merged = *reinterpret_cast<MergedOutput<kHeadDim>*>(scratch);
 
   if (thread == 0) {
@@ -116,11 +120,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   query_transform.Load(p, p.KvHead(start.head));
   // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
   // copies are issued, or, where this kernel did not start early and the wait is over, before: queries come
-  // sooner.
-  QueryFragments<kHeadDim> queries;
-  if (!p.early) {
+  // sooner. A kernel that stores the newest token itself waits after it has asked for exact tiles as well.
+  RowLoads<kHeadDim, kWarps> new_rows;
+  if (!kSm90 || !p.early) {
     WaitForPreviousKernel();
-    queries.Load(p, start.sequence, start.head);
+    new_rows.Load(p, start.sequence, start.head);
   }
   if (rank < p.part_heads) {  // the matrix of the end
     const uint16_t* matrix =
@@ -140,9 +144,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
-  if (p.early) {
+  if (kSm90 && p.early && !p.rope.enabled) {
     WaitForPreviousKernel();
-    queries.Load(p, start.sequence, start.head);
+    new_rows.Load(p, start.sequence, start.head);
   }
 
   TileConstants constants;
@@ -178,17 +182,29 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
 
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
+    new_rows.Turn(p, current.sequence);
     ExactLoads<kHeadDim, kWarps> exact;
     // Otherwise registers are lacking.
     constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
     constexpr bool kEarlyValues = kEarlyKeys && (kBlocks == 4 || kFew || !kMean);
-    if (kEarlyKeys && p.exact_tiles > 0) {
-      exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
+    if (kEarlyKeys) {  // without exact tiles, zeros: otherwise the registers would be live across the tiles
+      exact.tile = {nullptr, 0, 0, 0};
+      if (p.exact_tiles > 0) exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
       exact.LoadKeys();
       if (kEarlyValues) exact.LoadValues();
     }
+    // The first segment (and others before the warp's first tile: once more does no harm). The condition of
+    // the wait above again, uniform, but not kept in a register since; nor is `begin`.
+    if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
+      WaitForPreviousKernel();
+      new_rows.Load(p, current.sequence, current.head);
+    }
+    new_rows.Store(p, current.sequence, current.head, token_rows);
+    __syncthreads();
+    QueryFragments<kHeadDim> queries;
+    queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
     if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
-    PrepareQueries<kHeadDim, kWarps, kFew, kMean>(
+    PrepareQueries<kHeadDim, kWarps, kFew, true>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
@@ -212,9 +228,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
       if (!kEarlyValues) exact.LoadValues();
       AttendExactTiles<kHeadDim, kWarps, kSlots>(
-          p, current.sequence, current.head, coded_end, length, first_exact, sharers, exact,
+          p, current.sequence, current.head, coded_end, length, first_exact, sharers,
+          {token_rows.query[0], Rows::kWords}, exact,
           *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
-          reinterpret_cast<SoftmaxState*>(shared + layout.exact_states));
+          reinterpret_cast<SoftmaxState*>(shared + layout.exact_states), [&] {
+            if (!p.rope.enabled) return;
+            exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
+            token_rows.StoreToken(p, current.sequence, kv_head);
+          });
     }
     if (kMean && !Mean::kStartsEarly) start_mean();
     constexpr bool kLastConstants = !kSm90 && kWarps > 8 && !kFew;
@@ -281,7 +302,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     ValueTransform<kHeadDim, kWarps> value_transform;
     constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
-    const uint32_t step = span.y > 1 ? *p.step : 0;  // asked for here, where nothing waits for it
+    const uint32_t step =
+        *p.step;  // asked for here, where nothing waits for it; a condition costs a register
     state.FinishSum();
     if (kMean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);
@@ -338,7 +360,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (x >= end) return;
     current.Next(p, tile_prefix);
     query_transform.Load(p, p.KvHead(current.head));
-    queries.Load(p, current.sequence, current.head);
+    new_rows.Load(p, current.sequence, current.head);
     if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_constants, mean_barrier);
     __syncthreads();
   }

@@ -34,7 +34,7 @@ constexpr int HeadsABlock(int part_heads, int cluster_blocks) {
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
   int coded_tokens, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
-      part, exact_states, inbox, ring, total;
+      part, rows, exact_states, inbox, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
   static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,
@@ -75,6 +75,7 @@ struct SharedLayout {
     s.exact_states = at;  // [slots]
     at += slots * 8;
     s.part = AlignShared(at);  // [2][slots] rows: of codes, of exact tiles
+    s.rows = s.part;           // NewRows, until the warps' sum of codes takes their place
     at = s.part + 2 * slots * MergeRow(head_dim) * 4;
     s.inbox = at;  // [blocks][2][heads a block] rows, from the cluster's blocks
     if (cluster_blocks > 1) {

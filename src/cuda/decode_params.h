@@ -112,6 +112,24 @@ struct alignas(8) SoftmaxState {
   float largest, sum;
 };
 
+struct RowTarget;  // elementwise_rope.h
+
+/// Of a decode step with a recent window, where the attention kernel itself rotates the new token's rows and
+/// stores its key and value (fused_rope.cuh): what RopeStoreCall has for a kernel of its own.
+struct FusedRope {
+  bool enabled;
+  bool neox;  // the model pairs (j, j + rotary_dims / 2); otherwise (2j, 2j + 1)
+  int32_t rotary_dims;
+  float attention_factor;
+  const uint64_t* steps;  // RopeSteps
+  // fp32, as the products leave them.
+  const float* q;            // [batch][kv_heads * query_heads][head_dim]
+  const float* k;            // [batch][kv_heads][head_dim]
+  const float* v;            // [batch][kv_heads][head_dim]
+  const RowTarget* targets;  // [batch]; of position length - 1, in the window's ring
+  int32_t* error;            // as RopeStoreCall::error
+};
+
 /// One attention call: one layer, one new token of every sequence. Pointers are device memory. A work head is
 /// a part of a KV head with up to 8 of its query heads: head_parts a KV head, in order.
 struct DecodeParams {
@@ -152,8 +170,10 @@ struct DecodeParams {
   // Of the model, only read where a head has a mean; tiles up to the longest coded_end (phase_table.h).
   const uint16_t* phases;
 
-  const uint16_t* queries;  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order
-  uint16_t* out;            // fp16, the same shape
+  // fp16 [batch][kv_heads * query_heads][head_dim], post-RoPE, block order; not read with `rope`
+  const uint16_t* queries;
+  FusedRope rope;
+  uint16_t* out;  // fp16, the same shape
 
   // Scratch of the step, shared by its layers.
   QueryBlockLayout query_layout;

@@ -107,17 +107,53 @@ struct ExactLoads {
       }
     }
   }
+  /// Puts the key and the value of the token in `slot` into what has been loaded; both as fp16 pairs
+  /// [kHeadDim / 2] in shared memory.
+  __device__ __forceinline__ void Replace(int slot, const uint32_t* key, const uint32_t* value) {
+    const int lane = threadIdx.x & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+    const uint32_t half = slot & 1 ? 0x5410 : 0x3254;  // the key's half in the word's upper or lower one
+    const int pair = (slot >> 1) - 4 * g;              // of the lane's eight tokens, if 0..3
+#pragma unroll
+    for (int i = 0; i < kSlicesAWarp; ++i) {
+      const int slice = min(warp + i * kWarps, kSlices - 1);
+      const uint32_t own_value = value[slice * (kUnitWidth / 2) + g];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const uint32_t two = key[slice * (kUnitWidth / 2) + tq + 2 * (r & 2)];
+        const uint32_t one = r & 1 ? two >> 16 : two & 0xffff;
+        uint4& k = keys[i][r];
+        if (pair == 0) k.x = SelectBytes(k.x, one, half);
+        if (pair == 1) k.y = SelectBytes(k.y, one, half);
+        if (pair == 2) k.z = SelectBytes(k.z, one, half);
+        if (pair == 3) k.w = SelectBytes(k.w, one, half);
+      }
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          if (16 * s + 2 * tq + (r & 1) + 4 * (r & 2) == slot) values[i][s][r] = own_value;
+        }
+      }
+    }
+  }
+};
+
+/// Query rows for AttendExactTiles: fp16 pairs, row_words apart, in shared or global memory.
+struct ExactQueries {
+  const uint32_t* rows;
+  int row_words;
 };
 
 /// Attends to tiles first_tile, first_tile + tile_step, ..., of which `loads` has the first. All threads of
 /// the block call it; `out` is ready, and `scratch` free, when it returns. out [kSlots][MergeRow(kHeadDim)]
 /// shared: sums of exp2(logit - largest) V, then the SoftmaxState; state [kSlots] shared, for its own use
-template <int kHeadDim, int kWarps, int kSlots>
+/// with_last: called where the sequence's last tile, which has its newest token, is in `loads`
+template <int kHeadDim, int kWarps, int kSlots, typename WithLast>
 __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequence, int work_head,
                                                  int coded_end, int length, int first_tile, int tile_step,
-                                                 ExactLoads<kHeadDim, kWarps>& loads,
+                                                 ExactQueries queries, ExactLoads<kHeadDim, kWarps>& loads,
                                                  ExactScratch<kHeadDim, kSlots>& scratch, float* out,
-                                                 SoftmaxState* state) {
+                                                 SoftmaxState* state, WithLast with_last) {
   using Loads = ExactLoads<kHeadDim, kWarps>;
   constexpr int kSlices = Loads::kSlices, kSlicesAWarp = Loads::kSlicesAWarp;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
@@ -135,6 +171,7 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
       __syncthreads();  // the scratch of the tile before is read
     }
     if (tile.begin >= tile.end) continue;
+    if (index == tiles - 1) with_last();
 #pragma unroll
     for (int i = 0; i < kSlicesAWarp; ++i) {
       const int slice = warp + i * kWarps;
@@ -143,11 +180,7 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
       const uint4(&k)[4] = loads.keys[i];
       uint4 a = make_uint4(0, 0, 0, 0);
       if (g < rows.count) {
-        const uint32_t* q =
-            reinterpret_cast<const uint32_t*>(
-                p.queries +
-                (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + g) * kHeadDim) +
-            slice * (kUnitWidth / 2);
+        const uint32_t* q = queries.rows + g * queries.row_words + slice * (kUnitWidth / 2);
         a.x = q[tq];
         a.z = q[tq + 4];
       }

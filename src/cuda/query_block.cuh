@@ -30,6 +30,13 @@ __device__ __forceinline__ QueryRows RowsOf(const DecodeParams& p, int work_head
   return {p.KvHead(work_head) * p.query_heads + skipped, min(p.part_heads, p.query_heads - skipped)};
 }
 
+/// The rows of a work head in global memory.
+__device__ __forceinline__ const uint32_t* QueriesOf(const DecodeParams& p, int sequence,
+                                                     const QueryRows& rows) {
+  const size_t first = static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first;
+  return reinterpret_cast<const uint32_t*>(p.queries + first * p.head_dim);
+}
+
 /// Scratch of PrepareQueries in shared memory: the largest of a unit's dims.
 template <int kHeadDim>
 struct QueryScratch {
@@ -64,15 +71,14 @@ struct QueryFragments {
   static constexpr int kSteps = kHeadDim / kUnitWidth;
   uint32_t b0[kSteps], b1[kSteps];
 
-  __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int work_head) {
+  /// rows: `count` of them, row_words apart.
+  __device__ __forceinline__ void Load(const uint32_t* rows, int row_words, int count) {
     const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
-    const QueryRows rows = RowsOf(p, work_head);
-    const uint32_t* q = reinterpret_cast<const uint32_t*>(
-        p.queries + (static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + g) * kHeadDim);
+    const uint32_t* q = rows + g * row_words + tq;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      b0[k] = g < rows.count ? q[8 * k + tq] : 0;
-      b1[k] = g < rows.count ? q[8 * k + tq + 4] : 0;
+      b0[k] = g < count ? q[8 * k] : 0;
+      b1[k] = g < count ? q[8 * k + 4] : 0;
     }
   }
   /// A warp stores them [kSteps][32]: lane 4 head + t has blocks t and t + 4 of a unit, zero past the heads.

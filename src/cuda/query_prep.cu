@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kThreads) QueryPrepKernel(const __grid_constan
   __syncthreads();
   WaitForPreviousKernel();
   QueryFragments<kHeadDim> queries;
-  queries.Load(p, sequence, work_head);
+  const QueryRows rows = RowsOf(p, work_head);
+  queries.Load(QueriesOf(p, sequence, rows), kHeadDim / 2, rows.count);
   PrepareQueries<kHeadDim, kWarps, true>(p, work_head, QueryHead{head.header.key_units, head.group, head.few},
                                          transform, queries, scratch, block);
   __syncthreads();

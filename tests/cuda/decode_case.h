@@ -36,6 +36,8 @@ struct Case {
   int stages = 3, cluster_blocks = 1, workers = 1;
   int shared_bytes = 0;  // that a block may have; 0: the device's
   int64_t window = 0;    // tokens that the newest one sees, itself included; 0: all
+  bool fused =
+      false;  // the kernel rotates and stores the newest token itself; every sequence has a recent one
 };
 
 inline RopeConfig RopeOf(const Case& c) { return c.rope.head_dim > 0 ? c.rope : cpu::MakeRope(c.head_dim); }

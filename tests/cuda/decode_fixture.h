@@ -21,6 +21,7 @@
 #include "tests/cuda/decode_reference.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/harness.h"
+#include "tests/cuda/new_tokens.h"
 
 namespace blockgtq::cuda {
 
@@ -84,7 +85,7 @@ class Fixture {
       halves.push_back(FloatToHalf(q));
       q = HalfToFloat(halves.back());
     }
-    device_queries_ = DeviceArray<uint16_t>(halves);
+    if (!c.fused) device_queries_ = DeviceArray<uint16_t>(halves);
     out_ = DeviceArray<uint16_t>(halves.size());
     coded_end_ = DeviceArray<int32_t>(coded_);
     device_lengths_ = DeviceArray<int32_t>(lengths_);
@@ -102,6 +103,7 @@ class Fixture {
     params_.window = static_cast<int32_t>(c.window);
     params_.queries = device_queries_.data();
     params_.out = out_.data();
+    if (c.fused) MakeNewTokens();
   }
 
   const DecodeConfig& config() const { return config_; }
@@ -111,6 +113,7 @@ class Fixture {
   }
   std::vector<uint16_t> Run() {
     out_.Fill(0xff);
+    if (c_.fused) exact_.Upload(host_exact_);
     Launch(nullptr);
     Require(cudaDeviceSynchronize(), "run");
     return out_.Download();
@@ -123,11 +126,29 @@ class Fixture {
     DecodeParams second = params_;
     second.out = second_out.data();
     second.launch = 1;
+    ExactMemory second_exact;  // as another layer's: the first launch must not write what the second reads
+    if (c_.fused) {
+      exact_.Upload(host_exact_);
+      second_exact = ExactMemory(host_exact_, lengths_, c_.sinks, params_.window_tiles);
+      second.exact = second_exact.rows.data();
+      second.rope = new_tokens_->Fused(second_exact);
+    }
     Launch(nullptr);
     Require(LaunchDecodeAttention(config_, second, true, nullptr), "attention behind attention");
     Require(cudaDeviceSynchronize(), "run");
+    if (c_.fused) {
+      Check(second_exact.Download() == stored_exact_, c_.name + ": a run behind another stores other bytes");
+    }
     return {out_.Download(), second_out.Download()};
   }
+  /// After a run of a fused case: the newest tokens lie where RopeStoreKernel puts them, and nothing else has
+  /// changed.
+  void CheckStored() {
+    if (!c_.fused) return;
+    Check(exact_.Download() == stored_exact_, c_.name + ": exact tiles differ from those of RoPE on its own");
+    Check(new_tokens_->TakeError() == INT32_MAX, c_.name + ": no error is set");
+  }
+  NewTokens& new_tokens() { return *new_tokens_; }
   /// Without exact tokens: they end where the codes do.
   void SetCoded(const std::vector<int32_t>& coded) {
     coded_end_.Upload(coded);
@@ -277,24 +298,41 @@ class Fixture {
         tile[dim * tokens + slot * dim + d] = FloatToHalf(s.values[t * dim + d]);
       }
     };
-    std::vector<const uint8_t*> rows;
     for (int b = 0; b < batch; ++b) {
+      const int32_t stored = lengths_[b] - (c_.fused ? 1 : 0);
       std::vector<uint16_t> exact(static_cast<size_t>(window_layer + sink_layer), 0x7e00);  // NaN; 2 layers
       for (int h = 0; h < shape.kv_heads; ++h) {
         const cpu::Sequence& s = sequences_[b * shape.kv_heads + h];
-        for (int64_t t = FirstSeen(b); t < std::min<int64_t>(c_.sinks, lengths_[b]); ++t) {
+        for (int64_t t = FirstSeen(b); t < std::min(c_.sinks, stored); ++t) {
           store(&exact[(params_.sink_offset + h * sink_bytes) / 2], sink_tokens, s, t);
         }
-        for (int64_t t = std::max<int64_t>(coded_[b], FirstSeen(b)); t < lengths_[b]; ++t) {
+        for (int64_t t = std::max<int64_t>(coded_[b], FirstSeen(b)); t < stored; ++t) {
           const int64_t ring = t / 64 % shape.window_tiles;
           store(&exact[(params_.window_offset + (h * shape.window_tiles + ring) * tile_bytes) / 2], 64, s, t);
         }
       }
-      exact_.emplace_back(exact);
-      rows.push_back(reinterpret_cast<const uint8_t*>(exact_.back().data()));
+      host_exact_.push_back(std::move(exact));
     }
-    exact_rows_ = DeviceArray<const uint8_t*>(rows);
-    params_.exact = exact_rows_.data();
+    exact_ = ExactMemory(host_exact_, lengths_, c_.sinks, std::max(shape.window_tiles, 1));
+    params_.exact = exact_.rows.data();
+  }
+
+  // The newest tokens and the queries become those that RoPE on its own makes of rows before RoPE.
+  void MakeNewTokens() {
+    const size_t dim = c_.head_dim, heads = plans_.size();
+    new_tokens_ = std::make_unique<NewTokens>(rope_.config(), lengths_.size(), static_cast<int>(heads),
+                                              c_.query_heads, c_.query_size);
+    const NewTokens::Rotated rotated = new_tokens_->RotateAndStore(params_, exact_);
+    stored_exact_ = exact_.Download();
+    for (size_t i = 0; i < queries_.size(); ++i) queries_[i] = HalfToFloat(rotated.q[i]);
+    for (size_t pair = 0; pair < sequences_.size(); ++pair) {
+      const size_t newest = (lengths_[pair / heads] - 1) * dim;
+      for (size_t d = 0; d < dim; ++d) {
+        sequences_[pair].keys[newest + d] = HalfToFloat(rotated.k[pair * dim + d]);
+        sequences_[pair].values[newest + d] = HalfToFloat(rotated.v[pair * dim + d]);
+      }
+    }
+    params_.rope = new_tokens_->Fused(exact_);
   }
 
   double ExactTokens(const std::vector<double>& q, size_t pair, size_t b, std::vector<double>& out) const {
@@ -332,8 +370,11 @@ class Fixture {
   DeviceArray<uint8_t> pool_, scratch_, exchange_;
   DeviceArray<int32_t> block_table_, coded_end_, device_lengths_;
   DeviceArray<uint16_t> device_queries_, out_;
-  std::vector<DeviceArray<uint16_t>> exact_;  // [batch]
-  DeviceArray<const uint8_t*> exact_rows_;
+  ExactMemory exact_;
+  std::vector<std::vector<uint16_t>> host_exact_;  // before a run
+  // Where the case is fused.
+  std::unique_ptr<NewTokens> new_tokens_;
+  std::vector<std::vector<uint16_t>> stored_exact_;  // with the newest tokens
 };
 
 /// Runs cases one after another, and up to `in_flight` comparisons with the references beside them: those
@@ -348,6 +389,7 @@ class Cases {
     fixture->GiveBackPages();
     const std::vector<uint16_t> first = fixture->Run(), second = fixture->Run();
     Check(first == second, c.name + ": two runs differ");
+    fixture->CheckStored();
     if (overlapped) {
       const auto [ahead, behind] = fixture->RunOverlapped();
       Check(ahead == first, c.name + ": a run ahead of one that overlaps it differs");
