@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     QueryFragments<kHeadDim> queries;
     queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
     if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
-    PrepareQueries<kHeadDim, kWarps, kFew, true>(
+    PrepareQueries<kHeadDim, kWarps, kFew, kSm90 || kMean>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
