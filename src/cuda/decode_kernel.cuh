@@ -182,7 +182,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
 
     const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
-    new_rows.Turn(p, current.sequence);
     ExactLoads<kHeadDim, kWarps> exact;
     // Otherwise registers are lacking.
     constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
@@ -193,6 +192,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       exact.LoadKeys();
       if (kEarlyValues) exact.LoadValues();
     }
+    new_rows.Turn(p, current.sequence);
     // The first segment (and others before the warp's first tile: once more does no harm). The condition of
     // the wait above again, uniform, but not kept in a register since; nor is `begin`.
     if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     QueryFragments<kHeadDim> queries;
     queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
     if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
-    PrepareQueries<kHeadDim, kWarps, kFew, true>(
+    PrepareQueries<kHeadDim, kWarps, kFew, kSm90 || kMean>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
         query);
