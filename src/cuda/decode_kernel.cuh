@@ -199,15 +199,17 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       WaitForPreviousKernel();
       new_rows.Load(p, current.sequence, current.head);
     }
-    new_rows.Store(p, current.sequence, current.head, token_rows);
-    __syncthreads();
-    QueryFragments<kHeadDim> queries;
-    queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
-    if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
-    PrepareQueries<kHeadDim, kWarps, kFew, kSm90 || kMean>(
+    PrepareQueries<kHeadDim, kWarps, kFew, kMean || (kSm90 && kWarps > 8)>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
-        query_transform, queries, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch),
-        query);
+        query_transform, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch), query,
+        [&] {
+          new_rows.Store(p, current.sequence, current.head, token_rows);
+          __syncthreads();
+          QueryFragments<kHeadDim> queries;
+          queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
+          if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
+          return queries;
+        });
     if (kMean) {
       mean.PrepareQueries(kSparing ? ring_phase >> 1 : mean_phase, header,
                           reinterpret_cast<const uint2*>(scratch));

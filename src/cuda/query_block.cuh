@@ -90,12 +90,12 @@ struct QueryFragments {
 
 /// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes
 /// are ready after the next __syncthreads.
+/// load: gives the warp's QueryFragments; called late, so that they may be on their way
 /// kSparing: takes fewer registers where it is called in a loop
-template <int kHeadDim, int kWarps, bool kFew, bool kSparing = false>
+template <int kHeadDim, int kWarps, bool kFew, bool kSparing = false, typename Load>
 __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
                                                const QueryTransform<kHeadDim, kWarps>& transform,
-                                               const QueryFragments<kHeadDim>& queries,
-                                               QueryScratch<kHeadDim>& scratch, uint8_t* block) {
+                                               QueryScratch<kHeadDim>& scratch, uint8_t* block, Load load) {
   constexpr int kSteps = kHeadDim / kUnitWidth;
   constexpr int kUnitsAWarp = (MaxKeyUnits(kHeadDim) + kWarps - 1) / kWarps;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
@@ -119,6 +119,7 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
     }
   }
 
+  const QueryFragments<kHeadDim> queries = load();
   float rotated[kUnitsAWarp][4];  // dims g, g (column + 1), g + 8, g + 8 of columns 2 tq, 2 tq + 1
   if (kSparing) {
 #pragma unroll

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) QueryPrepKernel(const __grid_constan
   const QueryRows rows = RowsOf(p, work_head);
   queries.Load(QueriesOf(p, sequence, rows), kHeadDim / 2, rows.count);
   PrepareQueries<kHeadDim, kWarps, true>(p, work_head, QueryHead{head.header.key_units, head.group, head.few},
-                                         transform, queries, scratch, block);
+                                         transform, scratch, block, [&] { return queries; });
   __syncthreads();
   uint4* out =
       reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(blockIdx.x) * p.query_layout.bytes);
