@@ -176,6 +176,35 @@ TEST_F(JointPlanTest, AProbeFromALateLayerMeasuresAWholeRun) {
   }
 }
 
+// Layers behind the one whose codes are probed may run exactly, since its other heads and theirs are exact.
+TEST_F(JointPlanTest, AProbeOfOneLayerMeasuresWhatAWholeSimulatedCacheDoes) {
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), 160);
+  ASSERT_TRUE(tokens.ok());
+  const auto measured = Measure(*model_, *tokens, nullptr);
+  ASSERT_TRUE(measured.ok());
+  const auto rope = std::make_shared<RopeTable>(model_->config().rope);
+  const size_t kv_heads = static_cast<size_t>(model_->config().kv_heads);
+  for (const Protection& protection : {Protection{0, 0}, Protection{2, 64}}) {
+    const auto probe =
+        KldProbe::Create(*model_, *tokens, {.window = 160, .positions = 160, .protection = protection});
+    ASSERT_TRUE(probe.ok()) << probe.status().message();
+    for (int layer = 0; layer < layers(); ++layer) {
+      const auto plan =
+          (*FindRecipe("aligned"))
+              ->plan_head((*measured)[static_cast<size_t>(layer) * kv_heads], {2, 2, 2}, layer, 0);
+      ASSERT_TRUE(plan.ok());
+      ASSERT_TRUE((*probe)->Enter(layer).ok());
+      const auto heads = OneSideStored(model_->config(), *plan, rope, layer, 0, StoredSide::kValues);
+      for (int again = 0; again < 2; ++again) {  // the stream into the layer stays as it was
+        const auto whole = (*probe)->Kld(heads), alone = (*probe)->KldOfLayer(heads);
+        ASSERT_TRUE(whole.ok() && alone.ok());
+        EXPECT_GT(*whole, 1e-6);
+        EXPECT_NEAR(*alone / *whole, 1.0, 1e-3) << "layer " << layer;
+      }
+    }
+  }
+}
+
 TEST_F(JointPlanTest, APlanKeepsToItsBytesAndMeasuresNoWorseThanAFlatOne) {
   const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens);
   const auto measured = Measure(*model_, *tokens, nullptr);
