@@ -32,6 +32,7 @@ constexpr int64_t kLayers = 4, kHeads = 4, kKvHeads = 2, kDim = 64, kWidth = 256
 void WriteModel(const std::string& path) {
   std::vector<std::string> tokens;
   for (int byte = 0; byte < kVocabulary; ++byte) tokens.push_back(ByteToAlphabet(static_cast<uint8_t>(byte)));
+  tokens.back() = "th";  // a merge; no text has byte 255
   const GgufMetadata metadata = {{"general.architecture", std::string("llama")},
                                  {"llama.block_count", uint32_t{kLayers}},
                                  {"llama.context_length", uint32_t{1024}},
@@ -172,9 +173,9 @@ void TestLogits(LoadedModel& cpu, LoadedModel& gpu, const Caches& caches, bool q
   float_cache.max_tokens = 768;
   const std::vector<float> exact = Logits(cpu, float_cache, true);
   const double size = Rms(exact);
-  const std::vector<TestCase> cases = {
-      {"kivi", 4, 64},   {"", 0, 0},     {"kivi-scale-only", 0, 0},  {"pmkvq", 0, 0, 200},
-      {"pmkvq", 1, 128}, {"q4_0", 4, 0}, {"turboquant-3bit", 0, 64}, {"sim:aligned", 0, 0}};
+  const std::vector<TestCase> cases = {{"kivi", 4, 64},      {"", 0, 0},           {"kivi-scale-only", 0, 0},
+                                       {"pmkvq", 0, 0, 200}, {"pmkvq", 1, 128},    {"q4_0", 4, 0},
+                                       {"sim:paper", 0, 64}, {"sim:aligned", 0, 0}};
   for (const TestCase& c : cases) {
     if (quick && &c - cases.data() > 1) break;
     const CacheOptions options = caches.Options(c);
@@ -263,7 +264,7 @@ void TestBudget(LoadedModel& cpu, LoadedModel& gpu) {
     const double a = of_cpu.samples()[i]["kld"].get<double>(), b = of_gpu.samples()[i]["kld"].get<double>();
     furthest = std::max(furthest, std::abs(std::log(b / a)));
   }
-  Check(furthest < 0.1, "a probe's divergence is off by a factor of " + std::to_string(std::exp(furthest)));
+  Check(furthest < 0.2, "a probe's divergence is off by a factor of " + std::to_string(std::exp(furthest)));
   std::printf("budget of %.0f bytes: %.2f, divergence %.4f (CPU %.4f), probes within %.1e\n", options.bytes,
               bytes, got.budget.measured_kld, expected.budget.measured_kld, furthest);
   const JointResult again = Require(CalibrateJointly(gpu, text, options, of_gpu), "the budget again");
