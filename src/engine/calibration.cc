@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <thread>
 
 #include "src/core/thread_pool.h"
 #include "src/engine/context.h"
@@ -99,17 +98,18 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
 }
 
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                      const std::string& recipe_name, const RecipeOptions& bits) {
-  return MakePlanFor(model.fingerprint(), measured, recipe_name, {&bits, 1});
+                      const std::string& recipe_name, const RecipeOptions& bits, int threads) {
+  return MakePlanFor(model.fingerprint(), measured, recipe_name, {&bits, 1}, threads);
 }
 
 Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                            const std::string& recipe_name, std::span<const RecipeOptions> bits) {
-  return MakePlanFor(model.fingerprint(), measured, recipe_name, bits);
+                            const std::string& recipe_name, std::span<const RecipeOptions> bits,
+                            int threads) {
+  return MakePlanFor(model.fingerprint(), measured, recipe_name, bits, threads);
 }
 
 Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCalibration> measured,
-                         const std::string& recipe_name, std::span<const RecipeOptions> bits) {
+                         const std::string& recipe_name, std::span<const RecipeOptions> bits, int threads) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
   if (measured.empty() || (bits.size() != measured.size() && bits.size() != 1)) {
@@ -123,7 +123,7 @@ Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCali
   plan.heads.resize(measured.size());
   std::vector<Status> outcomes(measured.size());
   const auto bits_of = [&](size_t head) -> const RecipeOptions& { return bits[bits.size() == 1 ? 0 : head]; };
-  ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  ThreadPool pool(threads);
   pool.Run(static_cast<int64_t>(measured.size()), [&](int64_t task, int) {
     const size_t i = static_cast<size_t>(task);
     const int layer = static_cast<int>(i) / model.kv_heads, kv_head = static_cast<int>(i) % model.kv_heads;

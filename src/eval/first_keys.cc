@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <thread>
 
 #include "src/codec/simulated.h"
 #include "src/core/thread_pool.h"
@@ -16,10 +15,8 @@ namespace {
 
 class FirstKeyCollector : public AttentionObserver {
  public:
-  FirstKeyCollector(const ModelConfig& config, int64_t window)
-      : config_(config),
-        window_(window),
-        pool_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {
+  FirstKeyCollector(const ModelConfig& config, int64_t window, int threads)
+      : config_(config), window_(window), pool_(threads) {
     const LayerRopes ropes = config.ropes();
     for (int l = 0; l < config.layers; ++l) {
       ropes_.emplace_back(ropes[l]);
@@ -111,7 +108,7 @@ double Form(std::span<const double> moment, std::span<const float> e) {
 }  // namespace
 
 Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<const Token> tokens,
-                                                int64_t window) {
+                                                int64_t window, int threads) {
   const int64_t windows = window > 0 ? static_cast<int64_t>(tokens.size()) / window : 0;
   if (windows < 1) {
     return Status(ErrorCode::kInvalidArgument,
@@ -130,7 +127,7 @@ Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<co
     BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, context->cache().AddSequence());
     items.push_back({sequence, of_window});
   }
-  FirstKeyCollector collector(model.config(), window);
+  FirstKeyCollector collector(model.config(), window, threads);
   BGTQ_RETURN_IF_ERROR(context->Run(items, {.observer = &collector}));
   return collector.Finish();
 }

@@ -65,7 +65,9 @@ class Planner {
       : model_(model),
         options_(options),
         results_(results),
-        pool_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {}
+        threads_(options.threads > 0 ? options.threads
+                                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
+        pool_(threads_) {}
 
   Result<JointResult> Run(std::string_view text) {
     const auto start = std::chrono::steady_clock::now();
@@ -154,7 +156,7 @@ class Planner {
     for (int l = 0; l < layers(); ++l) ropes_.push_back(tables[static_cast<size_t>(ropes.index(l))]);
     if (options_.protection.sinks == 0) {
       tokens.resize(std::min(tokens.size(), static_cast<size_t>(kFirstKeyTokens)));
-      BGTQ_ASSIGN_OR_RETURN(first_keys_, MeasureFirstKeys(model_, tokens, kFirstKeyWindow));
+      BGTQ_ASSIGN_OR_RETURN(first_keys_, MeasureFirstKeys(model_, tokens, kFirstKeyWindow, threads_));
     }
     return Status::Ok();
   }
@@ -245,7 +247,8 @@ class Planner {
     probe_.reset();  // the room of the one before
     const KldProbeOptions options{.window = std::min(kProbeWindow, model_.config().context_length),
                                   .positions = positions,
-                                  .protection = options_.protection};
+                                  .protection = options_.protection,
+                                  .threads = threads_};
     BGTQ_ASSIGN_OR_RETURN(probe_, KldProbe::Create(model_, tokens, options));
     return Status::Ok();
   }
@@ -301,7 +304,8 @@ class Planner {
     }
     candidate.predicted = allocation.predicted_kld;
     BGTQ_RETURN_IF_ERROR(Rotate(allocation.bits));
-    BGTQ_ASSIGN_OR_RETURN(candidate.plan, MakePlanByHead(model_, measured_, "aligned", allocation.bits));
+    BGTQ_ASSIGN_OR_RETURN(candidate.plan,
+                          MakePlanByHead(model_, measured_, "aligned", allocation.bits, threads_));
     candidate.plan.seed = options_.seed;
     BGTQ_ASSIGN_OR_RETURN(candidate.measured, KldOf(candidate.plan));
     return candidate;
@@ -314,7 +318,7 @@ class Planner {
     for (const RecipeOptions& bits : EqualBits(capacity)) {
       BGTQ_RETURN_IF_ERROR(CheckStop());
       Candidate equal{{1, 1, 0}, capacity, 0, 0, {}};
-      BGTQ_ASSIGN_OR_RETURN(equal.plan, MakePlan(model_, measured_, "aligned", bits));
+      BGTQ_ASSIGN_OR_RETURN(equal.plan, MakePlan(model_, measured_, "aligned", bits, threads_));
       if (equal.plan.bytes_per_token_per_head() > options_.bytes) continue;
       BGTQ_ASSIGN_OR_RETURN(equal.measured, KldOf(equal.plan));
       equal.predicted = equal.measured;  // the model has no part in it
@@ -439,6 +443,7 @@ class Planner {
   std::vector<HeadChoices> choices_;
   std::vector<HeadProbe> probes_;
   std::unique_ptr<KldProbe> probe_;
+  int threads_;
   ThreadPool pool_;
 };
 

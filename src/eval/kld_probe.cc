@@ -23,7 +23,8 @@ KldProbe::KldProbe(LoadedModel& model, std::span<const Token> tokens, const KldP
       before_(model.backend().precision()),
       tokens_(tokens.begin(), tokens.end()),
       all_rows_(tokens.size()),
-      pool_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {
+      pool_(options.threads > 0 ? options.threads
+                                : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {
   std::iota(all_rows_.begin(), all_rows_.end(), 0);
   model.backend().SetPrecision(Precision::kFloat);
 }

@@ -18,6 +18,7 @@ struct KldProbeOptions {
   int64_t window = 512;     // tokens of a sequence; all windows are run in one pass
   int64_t positions = 256;  // of the text, evenly spread, whose logits are compared
   Protection protection{4, 64};
+  int threads = 0;  // that compare logits; 0: one a core
 };
 
 /// Keeps the backend at Precision::kFloat while it lives.
