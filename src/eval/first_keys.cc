@@ -54,6 +54,9 @@ class FirstKeyCollector : public AttentionObserver {
   std::vector<FirstKeys> Finish() {
     const size_t dim = static_cast<size_t>(config_.head_dim);
     for (FirstKeys& head : heads_) {
+      const double queries = static_cast<double>(head.keys.size() / dim) * static_cast<double>(window_) *
+                             (config_.heads / config_.kv_heads);  // that were summed
+      for (double& m : head.query_moment) m /= queries;
       for (size_t i = 0; i < dim; ++i)
         for (size_t j = i + 1; j < dim; ++j) head.query_moment[i * dim + j] = head.query_moment[j * dim + i];
     }
@@ -72,15 +75,13 @@ class FirstKeyCollector : public AttentionObserver {
   void AddMoments(int layer, int kv_head, int64_t rows, size_t begin, size_t end) {
     const size_t dim = static_cast<size_t>(config_.head_dim);
     const int group = config_.heads / config_.kv_heads;
-    const double share = 1.0 / static_cast<double>(rows * group);
     double* moment = Head(layer, kv_head).query_moment.data();
     for (int64_t t = 0; t < rows; ++t) {
       for (int g = 0; g < group; ++g) {
         const float* query =
             &turned_[static_cast<size_t>(t * config_.heads + int64_t{kv_head} * group + g) * dim];
         for (size_t i = begin; i < end; ++i) {
-          const double scaled = share * query[i];
-          for (size_t j = 0; j <= i; ++j) moment[i * dim + j] += scaled * query[j];
+          for (size_t j = 0; j <= i; ++j) moment[i * dim + j] += double{query[i]} * query[j];
         }
       }
     }
