@@ -54,9 +54,9 @@ class FirstKeyCollector : public AttentionObserver {
   std::vector<FirstKeys> Finish() {
     const size_t dim = static_cast<size_t>(config_.head_dim);
     for (FirstKeys& head : heads_) {
-      const double queries = static_cast<double>(head.keys.size() / dim) * static_cast<double>(window_) *
-                             (config_.heads / config_.kv_heads);  // that were summed
-      for (double& m : head.query_moment) m /= queries;
+      const size_t queries = head.keys.size() / dim * static_cast<size_t>(window_) *
+                             static_cast<size_t>(config_.heads / config_.kv_heads);  // that were summed
+      for (double& m : head.query_moment) m /= static_cast<double>(queries);
       for (size_t i = 0; i < dim; ++i)
         for (size_t j = i + 1; j < dim; ++j) head.query_moment[i * dim + j] = head.query_moment[j * dim + i];
     }
