@@ -201,7 +201,7 @@ bench/run_studies.py depth --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --dept
 bench/run_studies.py calibration --lengths 128,256,512,1024,2048 --offsets 0,10000,20000 --seeds 2,3 --work studies
 bench/run_studies.py needle --models qwen2.5-coder-0.5b,qwen2.5-coder-1.5b --work studies
 ```
-On a GPU (`--device cuda`) `depth` takes `aligned` alone (`--runs aligned`: the fp16 norms of `uniform` and `paper` and simulated recipes are not for GPUs), and `needle` takes `--caches` of fp16 and `aligned`. `bench/run_gpu_evidence.py` runs both within a time limit and merges what they give.
+On a GPU (`--device cuda`) `depth` takes `aligned` alone (`--runs aligned`: the fp16 norms of `uniform` and `paper` are not for GPUs, and simulated recipes attend on the host there), and `needle` takes `--caches` of fp16 and `aligned`. `bench/run_gpu_evidence.py` runs both, and a budget's calibration, within a time limit, and merges what the studies give.
 """
 
 def budget_table(measured):

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The studies of docs/results.md that want a GPU, within a time limit: caches by depth to 16K, needles to 16K.
+"""The studies of docs/results.md that want a GPU, within a time limit: caches by depth to 16K, needles to 16K; and how
+long a budget's calibration takes there.
 
   bench/run_gpu_evidence.py --binary BLOCKGTQ --models FOLDER -o FOLDER [--weights FILE] [--seconds 200]
   bench/run_gpu_evidence.py --merge FOLDER
 
 Runs bench/run_studies.py: depth (aligned at K3V3 and K2V2 over two texts), then needle (fp16, aligned), each until it
-is done or its time is up, and asks for a simulated recipe, which GPUs refuse. uniform is left out: its fp16 norms are
-not for GPUs. The folder gets depth.json, needle.json, plots, and evidence.json: what was done, what was left out, in how
+is done or its time is up, and then, in what time is left, calibrate with a budget of --budget bytes. uniform is left
+out: its fp16 norms are not for GPUs. The folder gets depth.json, needle.json, plots, and evidence.json: what was done, what was left out, in how
 many seconds. What a step had finished when its time was up counts for the next run with the same folder. --weights: the
 model's file where it is not the one of bench/results.py. --merge puts depth.json and needle.json into bench/results/, the
 plots into docs/images/, and makes docs/results.md again.
@@ -75,12 +76,19 @@ def steps(arguments):
     ]
 
 
-def refusal(arguments, environment, model):
-    """What the device says of a simulated recipe; None where it takes it."""
-    done = subprocess.run([arguments.binary, "needle", "-m", model, "--device", arguments.device, "--recipe", "q4_0", "--lengths",
-                           "256", "--depths", "0", "--trials", "1", "--tasks", "single"], capture_output=True, text=True,
-                          env=environment)
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+def budget(arguments, environment, model, seconds):
+    """What `calibrate --budget-bytes` says of itself, from no probes on."""
+    plan, told = arguments.out / "budget.bgtq.safetensors", arguments.out / "budget.json"
+    for path in [told, *arguments.out.glob(f"{plan.name}*")]:
+        path.unlink(missing_ok=True)
+    status = run_until([arguments.binary.resolve(), "calibrate", "-m", model, "--device", arguments.device, "-t",
+                        arguments.threads, "--budget-bytes", arguments.budget, "--no-buffer", "-o", plan, "--json", told],
+                       environment, arguments.out / "budget.log", seconds)
+    if status != 0:
+        return {"outcome": "time was up" if status is None else f"exit status {status}"}
+    made = json.loads(told.read_text())
+    return {"outcome": "done", **{key: made[key] for key in ("seconds", "bytes_per_token_per_head", "k_bits", "v_bits",
+                                                             "budget")}}
 
 
 def measure(arguments):
@@ -102,9 +110,10 @@ def measure(arguments):
         note_weights(arguments, arguments.out / f"{name}.json")
         results.write(arguments.out / "evidence.json", report)
         print(f"{name}: {outcome}, {report['steps'][-1]['seconds']} s; log in {arguments.out / f'{name}.log'}", flush=True)
-    if time.monotonic() - begin < arguments.seconds - STOP_SECONDS:
-        report["simulated_recipes"] = refusal(arguments, environment, folder / results.MODEL_FILES[arguments.model]) or "run"
-        print(f"a simulated recipe (q4_0): {report['simulated_recipes']}")
+    left = arguments.seconds - STOP_SECONDS - (time.monotonic() - begin)
+    if left > 0:
+        report["budget"] = budget(arguments, environment, folder / results.MODEL_FILES[arguments.model], left)
+        print(f"budget: {report['budget']}")
         results.write(arguments.out / "evidence.json", report)
     if not any(step["outcome"] == "done" for step in report["steps"]):
         sys.exit("no study was finished")
@@ -155,6 +164,7 @@ def main():
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
     parser.add_argument("--needle-depths", default="0,50,100")
     parser.add_argument("--trials", default="2")
+    parser.add_argument("--budget", default="51.85", help="stored bytes a token a head (51.85: those of K3V3 at D = 64)")
     arguments = parser.parse_args()
     if arguments.merge is not None:
         merge(arguments.merge)

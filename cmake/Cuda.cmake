@@ -68,6 +68,7 @@ if(BGTQ_BUILD_TESTS)
   endforeach()
   target_link_libraries(cuda_windowed_attention_test PRIVATE bgtq_cpu)  # which it compares with
   target_link_libraries(cuda_latent_model_test PRIVATE bgtq_engine)  # a model, on both backends
+  target_link_libraries(cuda_simulated_caches_test PRIVATE bgtq_eval)
   target_compile_definitions(cuda_latent_model_test PRIVATE BGTQ_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
 endif()
 if(BGTQ_BUILD_BENCH)

@@ -189,6 +189,7 @@ class CalibrateCommand : public Command {
     if (no_buffer_) joint_.protection = {0, 0};
     joint_.seed = options_.bits.seed;
     joint_.tokens = options_.tokens;
+    joint_.threads = model_.backend.threads;
     InstallStopHandler();
     joint_.stop = &StopRequested();
     BGTQ_ASSIGN_OR_RETURN(ResultsFile results,

@@ -52,6 +52,10 @@ Status RequireOperations(const Backend& backend, std::span<const Operation> need
 Status Backend::NormHeads(const Norm&, int64_t, int64_t, Activations&) {
   return Lacks(*this, Operation::kNormHeads);
 }
+Status Backend::ReadRows(const Activations& x, int64_t rows, float* out) {
+  for (int64_t r = 0; r < rows; ++r) BGTQ_RETURN_IF_ERROR(ReadRow(x, r, out + r * x.cols()));
+  return Status::Ok();
+}
 Status Backend::NormAdd(const Activations&, const Norm&, int64_t, Activations&) {
   return Lacks(*this, Operation::kNormAdd);
 }

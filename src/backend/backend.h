@@ -179,7 +179,7 @@ class Backend {
   virtual Result<std::unique_ptr<Weight>> LoadVector(const TensorView& tensor, const std::string& name) = 0;
   virtual std::unique_ptr<Activations> MakeActivations(int64_t rows, int64_t cols) = 0;
 
-  /// Where this backend's caches must have their bytes.
+  /// Where this backend's caches must have their bytes; those of kind kSimulated have them in HostMemory().
   virtual CacheMemory& cache_memory() = 0;
   /// The most exact cache that this backend has: what calibration runs on.
   virtual CacheKind exact_cache_kind() const = 0;
@@ -188,7 +188,7 @@ class Backend {
   /// Whether it loads kernels and libraries, or builds plans, when a pass first needs them.
   virtual bool loads_late() const { return false; }
 
-  /// Whether attention over caches of kind kSimulated is there.
+  /// Whether attention over caches of kind kSimulated is there: on the host's cores, wherever the rest is.
   virtual bool has_simulated_caches() const { return false; }
   /// Whether a pass may attend to caches beside the one that it was begun with (models/model.h,
   /// AttentionProbe).
@@ -246,6 +246,8 @@ class Backend {
   virtual void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) = 0;
   /// Widens row `row` of x to host floats [cols]. Errors: what went wrong on a device since the last Step.
   virtual Status ReadRow(const Activations& x, int64_t row, float* out) = 0;
+  /// The first `rows` rows, to [rows, cols]. Errors: as ReadRow.
+  virtual Status ReadRows(const Activations& x, int64_t rows, float* out);
   /// out[r] = the column of the largest element of row r, the lowest of equals; -1 when the row has a NaN or
   /// +infinity, or nothing above -infinity. Errors: as ReadRow.
   virtual Status LargestOfRows(const Activations& x, std::span<int32_t> out) = 0;
@@ -258,9 +260,14 @@ Status RequireOperations(const Backend& backend, std::span<const Operation> need
 /// Where a sequence's codes reach once a batch slice is stored in every layer.
 int64_t CodedEndAfter(const KvCache& cache, const BatchSlice& slice);
 
+class HostAttentionCores;
+
 struct BackendOptions {
   std::string device = "cpu";  // "cpu", "cuda", "cuda:N"
-  int threads = 0;             // 0: one a core
+  int threads = 0;             // of the host; 0: one a core
+  /// How a backend elsewhere gets the host's cores (backend/host_attention.h) for simulated caches, which it
+  /// does not have without; the registry of backends sets it.
+  Result<std::unique_ptr<HostAttentionCores>> (*host_attention)(int threads) = nullptr;
 };
 /// A line of the backend registry (engine/backends.cc, the one place that knows every backend).
 struct BackendInfo {

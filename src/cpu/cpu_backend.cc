@@ -264,21 +264,27 @@ class CpuBackend : public Backend {
 
 }  // namespace
 
-CpuActivations::CpuActivations(int64_t rows, int64_t cols) : Activations(rows, cols) {
+CpuActivations::CpuActivations(int64_t rows, int64_t cols)
+    : Activations(rows, cols), data_(nullptr, Free(true)) {
   const size_t bytes = (sizeof(float) * static_cast<size_t>(rows * cols) + 63) / 64 * 64;
   data_.reset(static_cast<float*>(::operator new[](bytes > 0 ? bytes : 64, std::align_val_t{64})));
 }
 
-void CpuActivations::Free::operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+void CpuActivations::Free::operator()(float* p) const {
+  if (owned) ::operator delete[](p, std::align_val_t{64});
+}
+
+Result<int> ThreadCount(int threads) {
+  constexpr int kMaxThreads = 1024;
+  if (threads < 0 || threads > kMaxThreads) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("threads: {} is not in 1..{} (0: one a core)", threads, kMaxThreads));
+  }
+  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 Result<std::unique_ptr<Backend>> CreateCpuBackend(const BackendOptions& options) {
-  constexpr int kMaxThreads = 1024;
-  if (options.threads < 0 || options.threads > kMaxThreads) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("threads: {} is not in 1..{} (0: one a core)", options.threads, kMaxThreads));
-  }
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int threads = options.threads > 0 ? options.threads : std::max(1, cores);
+  BGTQ_ASSIGN_OR_RETURN(const int threads, ThreadCount(options.threads));
   return std::unique_ptr<Backend>(new CpuBackend(threads));
 }
 

@@ -169,6 +169,24 @@ double LogSumExpTarget(const float* x, int64_t n) {
   return shift + std::log(total);
 }
 
+// In floats each logarithm is off by a share of its own size, which is small where p is large; what rounding
+// takes from the two sums is put back in double.
+double KlDivergenceTarget(const float* base, double base_sum, const float* test, double test_sum, int64_t n) {
+  const DF df;
+  const float base_shift = static_cast<float>(base_sum), test_shift = static_cast<float>(test_sum);
+  const VF base_shifts = hn::Set(df, base_shift), test_shifts = hn::Set(df, test_shift);
+  const VF least = hn::Set(df, -50.0f);
+  DoubleSum sum;
+  const auto add = [&](VF b, VF t) HWY_ATTR {
+    const VF log_p = hn::Sub(b, base_shifts), log_q = hn::Sub(t, test_shifts);
+    sum.Add(hn::IfThenZeroElse(hn::Lt(log_p, least), hn::Mul(Exp(log_p), hn::Sub(log_p, log_q))));
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add(hn::LoadU(df, base + i), hn::LoadU(df, test + i));
+  if (i < n) add(LoadPartial(base + i, n - i, base_shift - 60), LoadPartial(test + i, n - i, test_shift));
+  return sum.Total() * std::exp(base_shift - base_sum) + (base_shift - base_sum) - (test_shift - test_sum);
+}
+
 int32_t LargestIndexTarget(const float* x, int64_t n) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr int64_t kBlock = 1024;  // most hold nothing larger than what was seen
@@ -213,6 +231,7 @@ HWY_EXPORT(SiluMulTarget);
 HWY_EXPORT(GeluTanhMulTarget);
 HWY_EXPORT(AddTarget);
 HWY_EXPORT(LogSumExpTarget);
+HWY_EXPORT(KlDivergenceTarget);
 HWY_EXPORT(LargestIndexTarget);
 
 void RmsNorm(const float* x, const float* weight, float epsilon, int64_t n, float* y) {
@@ -224,6 +243,9 @@ void GeluTanhMul(float* gate, const float* up, int64_t n) {
 }
 void Add(const float* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(AddTarget)(x, n, y); }
 double LogSumExp(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LogSumExpTarget)(x, n); }
+double KlDivergence(const float* base, double base_sum, const float* test, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(KlDivergenceTarget)(base, base_sum, test, LogSumExp(test, n), n);
+}
 int32_t LargestIndex(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LargestIndexTarget)(x, n); }
 
 }  // namespace blockgtq::cpu

@@ -24,6 +24,7 @@
 #include "src/cuda/launch.cuh"
 #include "src/cuda/matmul.h"
 #include "src/cuda/matmul_weights.h"
+#include "src/cuda/simulated_attention_op.h"
 #include "src/cuda/step_graph.h"
 
 namespace blockgtq::cuda {
@@ -57,10 +58,12 @@ struct CudaCacheBinding : CacheBinding {
 
 class CudaBackend : public Backend {
  public:
-  static Result<std::unique_ptr<Backend>> Create(int index, int threads) {
+  static Result<std::unique_ptr<Backend>> Create(int index, const BackendOptions& options) {
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::Open(index));
-    std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device)));
-    BGTQ_ASSIGN_OR_RETURN(backend->uploader_, WeightUploader::Create(threads));
+    std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device), options));
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    BGTQ_ASSIGN_OR_RETURN(backend->uploader_,
+                          WeightUploader::Create(options.threads > 0 ? options.threads : cores));
     return std::unique_ptr<Backend>(std::move(backend));
   }
 
@@ -103,10 +106,17 @@ class CudaBackend : public Backend {
   int64_t prompt_batch() const override { return kPromptBatch; }
   bool loads_late() const override { return true; }
 
+  bool has_simulated_caches() const override { return options_.host_attention != nullptr; }
   bool has_attention_probes() const override { return true; }
   bool Has(Operation) const override { return true; }
 
   Result<std::unique_ptr<CacheBinding>> BindCache(KvCache& cache, const LayerRopes& ropes) override {
+    if (cache.options().kind == CacheKind::kSimulated) {
+      BGTQ_ASSIGN_OR_RETURN(HostSide* const host, Host());
+      BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<LayerAttention> simulated,
+                            SimulatedAttentionOp::Create(*device_, *host, cache, ropes));
+      return std::unique_ptr<CacheBinding>(new CudaCacheBinding(*this, std::move(simulated)));
+    }
     if (cache.geometry().latent_dims > 0) {
       if (ropes.configs.size() > 1) {
         return Status(ErrorCode::kUnsupported, "CUDA latent attention: the layers' RoPE must be the same");
@@ -280,10 +290,11 @@ class CudaBackend : public Backend {
   Status Attention(const AttentionCall& call) override {
     BGTQ_RETURN_IF_ERROR(error_);
     CudaActivations& out = Cast(*call.out);
-    BGTQ_RETURN_IF_ERROR(out.BecomeHalves(false));
+    LayerAttention& op = OpOf(call.cache);
+    BGTQ_RETURN_IF_ERROR(op.full_output() ? out.BecomeFull() : out.BecomeHalves(false));
     const float* values = call.values != nullptr ? Cast(*call.values).full() : nullptr;
-    return OpOf(call.cache)
-        .Run(call, {Cast(*call.queries).full(), Cast(*call.keys).full(), values, out.high()});
+    return op.Run(call,
+                  {Cast(*call.queries).full(), Cast(*call.keys).full(), values, out.high(), out.full()});
   }
 
   void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
@@ -324,11 +335,12 @@ class CudaBackend : public Backend {
                                        x.cols(), widened_.As<float>(), false, device_->stream()));
       source = widened_.As<float>();
     }
-    const size_t bytes = static_cast<size_t>(x.cols()) * sizeof(float);
-    BGTQ_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpyAsync(out, source, bytes, cudaMemcpyDeviceToHost, device_->stream()), "reading a row"));
-    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
-    return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
+    return ReadFloats(source, x.cols(), out);
+  }
+  Status ReadRows(const Activations& x, int64_t rows, float* out) override {
+    if (!Cast(x).is_full()) return Backend::ReadRows(x, rows, out);
+    BGTQ_RETURN_IF_ERROR(TakeError());
+    return ReadFloats(Cast(x).full(), rows * x.cols(), out);
   }
   Status LargestOfRows(const Activations& x, std::span<int32_t> out) override {
     BGTQ_RETURN_IF_ERROR(TakeError());
@@ -344,14 +356,23 @@ class CudaBackend : public Backend {
   }
 
  private:
-  explicit CudaBackend(std::unique_ptr<Device> device)
-      : device_(std::move(device)),
+  CudaBackend(std::unique_ptr<Device> device, const BackendOptions& options)
+      : options_(options),
+        device_(std::move(device)),
         memory_(*device_),
         graphs_(*device_),
         matmul_(device_->limits().processors),
         experts_(*device_) {}
 
   static LayerAttention& OpOf(CacheBinding* cache) { return *static_cast<CudaCacheBinding*>(cache)->op; }
+
+  Status ReadFloats(const float* from, int64_t count, float* out) {
+    BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(out, from, static_cast<size_t>(count) * sizeof(float),
+                                                    cudaMemcpyDeviceToHost, device_->stream()),
+                                    "reading rows"));
+    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
+    return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
+  }
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;
@@ -410,6 +431,17 @@ class CudaBackend : public Backend {
     return flash_.get();
   }
 
+  Result<HostSide*> Host() {
+    if (options_.host_attention == nullptr)
+      return Status(ErrorCode::kUnsupported, "simulated caches: this backend was given no cores of the host");
+    if (host_ == nullptr) {
+      BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<HostAttentionCores> cores,
+                            options_.host_attention(options_.threads));
+      host_ = std::make_unique<HostSide>(std::move(cores));
+    }
+    return host_.get();
+  }
+
   Status UploadIndices(std::span<const int64_t> rows) {
     const int64_t bytes = static_cast<int64_t>(rows.size() * sizeof(int32_t));
     BGTQ_RETURN_IF_ERROR(device_->Reserve(indices_, bytes, "row numbers"));
@@ -422,7 +454,9 @@ class CudaBackend : public Backend {
                       "uploading row numbers");
   }
 
+  BackendOptions options_;
   std::unique_ptr<Device> device_;
+  std::unique_ptr<HostSide> host_;  // once there is a simulated cache
   DeviceCacheMemory memory_;
   StepGraphs graphs_;
   cuda::MatMul matmul_;
@@ -455,9 +489,7 @@ Result<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& options
                     fmt::format("--device {}: not a device number; use cuda or cuda:N", device));
     }
   }
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  Result<std::unique_ptr<Backend>> backend =
-      CudaBackend::Create(index, options.threads > 0 ? options.threads : cores);
+  Result<std::unique_ptr<Backend>> backend = CudaBackend::Create(index, options);
   if (backend.ok()) return backend;
   return Status(backend.status().code(), fmt::format("--device {}: {}; --device cpu works everywhere", device,
                                                      backend.status().message()));

@@ -8,9 +8,9 @@
 
 namespace blockgtq::cuda {
 
-/// options.device: "cuda" (device 0) or "cuda:N"; options.threads: of the host, to widen weights (0: one a
-/// core). Errors: kInvalidArgument for another device name; kUnsupported when the device is absent or has no
-/// kernels here.
+/// options.device: "cuda" (device 0) or "cuda:N"; options.threads: of the host, to widen weights and for
+/// attention over simulated caches (0: one a core). Errors: kInvalidArgument for another device name;
+/// kUnsupported when the device is absent or has no kernels here.
 Result<std::unique_ptr<Backend>> CreateCudaBackend(const BackendOptions& options);
 
 }  // namespace blockgtq::cuda

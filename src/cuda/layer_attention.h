@@ -1,5 +1,5 @@
 // What the backend asks of attention over a cache: of heads with keys and values (attention_op.h), of latents
-// (latent_attention_op.h).
+// (latent_attention_op.h), of either where codes are simulated (simulated_attention_op.h).
 #pragma once
 
 #include <array>
@@ -10,11 +10,13 @@
 
 namespace blockgtq::cuda {
 
-/// Device pointers of one layer's attention: fp32 as the products leave them, out in fp16.
+/// Device pointers of one layer's attention: fp32 as the products leave them, out in fp16 or fp32
+/// (LayerAttention::full_output).
 struct AttentionRows {
   const float *queries = nullptr, *keys = nullptr,
               *values = nullptr;  // [rows, heads * D], [rows, kv_heads * D]; values: null for latents
   uint16_t* out = nullptr;        // [rows, heads * D]
+  float* full_out = nullptr;      // the same
 };
 
 /// Tokens rounded up to few values, 64 times a power of two: what configurations and plans are made for.
@@ -39,6 +41,8 @@ class LayerAttention {
   using StepShape = std::array<int64_t, 3>;  // rows, block-table stride, tokens rounded up
   virtual StepShape shape() const = 0;
 
+  /// Whether Run writes AttentionRows::full_out in place of out.
+  virtual bool full_output() const { return false; }
   /// The operation of Backend::Attention for one layer. Only launches, in a decode step.
   virtual Status Run(const AttentionCall& call, const AttentionRows& rows) = 0;
 

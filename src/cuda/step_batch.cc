@@ -40,6 +40,12 @@ Status StepBatch::Build(const StepInput& input) {
   return UploadTables(input.slices);
 }
 
+Status StepBatch::BuildTokens(std::span<const int32_t> tokens) {
+  rows_ = static_cast<int64_t>(tokens.size());
+  plan_ = {};
+  return Upload(tokens);
+}
+
 Status StepBatch::Upload(std::span<const int32_t> tokens) {
   Arrays arrays;
   tokens_at_ = arrays.Add<int32_t>(tokens.size());

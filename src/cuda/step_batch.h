@@ -21,6 +21,10 @@ class StepBatch {
   /// Plans the step and starts its upload. Errors: kOutOfMemory.
   Status Build(const StepInput& input);
 
+  /// Uploads a step's tokens alone, for attention that plans nothing on the GPU: decode() is false and there
+  /// are no segments. Errors: kOutOfMemory.
+  Status BuildTokens(std::span<const int32_t> tokens);
+
   /// One row of every sequence.
   bool decode() const { return plan_.decode; }
   int64_t rows() const { return rows_; }

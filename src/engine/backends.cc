@@ -6,6 +6,7 @@
 #include <array>
 
 #include "src/cpu/cpu_backend.h"
+#include "src/cpu/host_attention.h"
 #ifdef BGTQ_HAVE_CUDA
 #include "src/cuda/cuda_backend.h"
 #endif
@@ -37,7 +38,9 @@ Result<std::unique_ptr<Backend>> CreatePreferred(BackendOptions options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
+Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& wanted) {
+  BackendOptions options = wanted;
+  if (options.host_attention == nullptr) options.host_attention = cpu::CreateHostAttention;
   if (options.device.empty()) return CreatePreferred(options);
   const std::string kind = options.device.substr(0, options.device.find(':'));
   std::string known;

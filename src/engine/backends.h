@@ -8,8 +8,8 @@
 
 namespace blockgtq {
 
-/// Creates the backend that options.device names ("cpu", "cuda", "cuda:N"; "": the best that works here).
+/// Creates the backend that wanted.device names ("cpu", "cuda", "cuda:N"; "": the best that works here).
 /// Errors: kUnsupported for a device this build or machine lacks, naming those it has.
-Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
+Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& wanted);
 
 }  // namespace blockgtq

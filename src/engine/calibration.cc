@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "src/core/thread_pool.h"
 #include "src/engine/context.h"
 
 namespace blockgtq {
@@ -97,17 +98,18 @@ Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const
 }
 
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                      const std::string& recipe_name, const RecipeOptions& bits) {
-  return MakePlanFor(model.fingerprint(), measured, recipe_name, {&bits, 1});
+                      const std::string& recipe_name, const RecipeOptions& bits, int threads) {
+  return MakePlanFor(model.fingerprint(), measured, recipe_name, {&bits, 1}, threads);
 }
 
 Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                            const std::string& recipe_name, std::span<const RecipeOptions> bits) {
-  return MakePlanFor(model.fingerprint(), measured, recipe_name, bits);
+                            const std::string& recipe_name, std::span<const RecipeOptions> bits,
+                            int threads) {
+  return MakePlanFor(model.fingerprint(), measured, recipe_name, bits, threads);
 }
 
 Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCalibration> measured,
-                         const std::string& recipe_name, std::span<const RecipeOptions> bits) {
+                         const std::string& recipe_name, std::span<const RecipeOptions> bits, int threads) {
   BGTQ_ASSIGN_OR_RETURN(const Recipe* recipe, FindRecipe(recipe_name));
   BGTQ_RETURN_IF_ERROR(CheckHasPlan(*recipe));
   if (measured.empty() || (bits.size() != measured.size() && bits.size() != 1)) {
@@ -118,14 +120,21 @@ Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCali
   plan.recipe = recipe_name;
   plan.seed = bits.front().seed;
   plan.model = model;
-  plan.heads.reserve(measured.size());
+  plan.heads.resize(measured.size());
+  std::vector<Status> outcomes(measured.size());
+  const auto bits_of = [&](size_t head) -> const RecipeOptions& { return bits[bits.size() == 1 ? 0 : head]; };
+  ThreadPool pool(threads);
+  pool.Run(static_cast<int64_t>(measured.size()), [&](int64_t task, int) {
+    const size_t i = static_cast<size_t>(task);
+    const int layer = static_cast<int>(i) / model.kv_heads, kv_head = static_cast<int>(i) % model.kv_heads;
+    Result<HeadPlan> head = PlanHead(*recipe, measured[i], bits_of(i), layer, kv_head);
+    outcomes[i] = head.status().WithContext(fmt::format("layer {} KV head {}", layer, kv_head));
+    if (head.ok()) plan.heads[i] = std::move(head).value();
+  });
   const double share = 1.0 / static_cast<double>(measured.size());
   for (size_t i = 0; i < measured.size(); ++i) {
-    const RecipeOptions& of_head = bits[bits.size() == 1 ? 0 : i];
-    const int layer = static_cast<int>(i) / model.kv_heads, kv_head = static_cast<int>(i) % model.kv_heads;
-    Result<HeadPlan> head = PlanHead(*recipe, measured[i], of_head, layer, kv_head);
-    if (!head.ok()) return head.status().WithContext(fmt::format("layer {} KV head {}", layer, kv_head));
-    plan.heads.push_back(std::move(head).value());
+    BGTQ_RETURN_IF_ERROR(outcomes[i]);
+    const RecipeOptions& of_head = bits_of(i);
     plan.k_bits += of_head.k_bits * share;
     plan.v_bits += of_head.v_bits * share;
   }

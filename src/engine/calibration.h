@@ -33,18 +33,21 @@ std::string_view CalibrationTextHead(std::string_view text, int64_t tokens);
 /// Errors: kInvalidArgument when they are fewer than 64; kUnsupported without a tokenizer.
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text, int64_t tokens);
 
-/// The two halves of Calibrate, for several plans from one measurement: every head, [layers * kv_heads].
+/// The two halves of Calibrate, for several plans from one measurement: every head, [layers * kv_heads],
+/// whose plans `threads` make.
 Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
                                              const std::function<void(double)>& progress);
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                      const std::string& recipe_name, const RecipeOptions& bits);
+                      const std::string& recipe_name, const RecipeOptions& bits, int threads = 1);
 /// The same with bits of each head, [layers * kv_heads], and one seed; the plan's k_bits and v_bits are their
 /// means, to two digits.
 Result<Plan> MakePlanByHead(const LoadedModel& model, std::span<const HeadCalibration> measured,
-                            const std::string& recipe_name, std::span<const RecipeOptions> bits);
+                            const std::string& recipe_name, std::span<const RecipeOptions> bits,
+                            int threads = 1);
 /// Either for a model that is not open, by its fingerprint; bits: of each head, or one for all.
 Result<Plan> MakePlanFor(const ModelFingerprint& model, std::span<const HeadCalibration> measured,
-                         const std::string& recipe_name, std::span<const RecipeOptions> bits);
+                         const std::string& recipe_name, std::span<const RecipeOptions> bits,
+                         int threads = 1);
 /// What a plan's codes would read as.
 SimulatedHeads SimulatePlan(const ModelConfig& config, const Plan& plan, const std::string& recipe_name);
 /// A simulated recipe (or a packed one's twin) from the same measurement, which may be empty where the recipe

@@ -21,7 +21,7 @@ Result<std::unique_ptr<Context>> Context::Create(LoadedModel& model, const Cache
   auto context = std::unique_ptr<Context>(new Context(model));
   CacheOptions of_model = options;
   of_model.model = model.fingerprint().Text();
-  of_model.memory = &model.backend().cache_memory();
+  of_model.memory = options.kind == CacheKind::kSimulated ? &HostMemory() : &model.backend().cache_memory();
   BGTQ_ASSIGN_OR_RETURN(context->cache_, KvCache::Create(model.config().cache_geometry(), of_model, plan));
   BGTQ_ASSIGN_OR_RETURN(context->binding_,
                         model.backend().BindCache(*context->cache_, model.config().ropes()));
@@ -170,9 +170,7 @@ Result<std::span<const float>> Context::Logits(std::span<const int64_t> rows) {
   const int64_t count = static_cast<int64_t>(rows.size()), vocabulary = model_.config().vocabulary;
   ComputeLogits(rows);
   host_logits_.resize(static_cast<size_t>(count * vocabulary));
-  for (int64_t i = 0; i < count; ++i) {
-    BGTQ_RETURN_IF_ERROR(model_.backend().ReadRow(*logits_, i, &host_logits_[i * vocabulary]));
-  }
+  BGTQ_RETURN_IF_ERROR(model_.backend().ReadRows(*logits_, count, host_logits_.data()));
   return std::span<const float>(host_logits_.data(), host_logits_.size());
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "src/codec/simulated.h"
+#include "src/core/thread_pool.h"
 #include "src/engine/context.h"
 
 namespace blockgtq {
@@ -14,9 +15,13 @@ namespace {
 
 class FirstKeyCollector : public AttentionObserver {
  public:
-  FirstKeyCollector(const ModelConfig& config, int64_t window) : config_(config), window_(window) {
+  FirstKeyCollector(const ModelConfig& config, int64_t window, int threads)
+      : config_(config), window_(window), pool_(threads) {
     const LayerRopes ropes = config.ropes();
-    for (int l = 0; l < config.layers; ++l) ropes_.emplace_back(ropes[l]);
+    for (int l = 0; l < config.layers; ++l) {
+      ropes_.emplace_back(ropes[l]);
+      ropes_.back().Reserve(window);
+    }
     heads_.resize(static_cast<size_t>(config.layers) * static_cast<size_t>(config.kv_heads));
     for (FirstKeys& head : heads_)
       head.query_moment.assign(static_cast<size_t>(config.head_dim) * config.head_dim, 0.0);
@@ -24,33 +29,34 @@ class FirstKeyCollector : public AttentionObserver {
 
   void Observe(int layer, int64_t rows, const float* queries, const float* keys, const float*) override {
     const size_t dim = static_cast<size_t>(config_.head_dim);
-    const int group = config_.heads / config_.kv_heads;
     const RopeTable& rope = ropes_[static_cast<size_t>(layer)];
+    turned_.resize(static_cast<size_t>(rows * config_.heads) * dim);
+    pool_.Run(rows, [&](int64_t t, int) {
+      for (int64_t h = t * config_.heads; h < (t + 1) * config_.heads; ++h)
+        rope.Rotate(&queries[static_cast<size_t>(h) * dim], t % window_,
+                    &turned_[static_cast<size_t>(h) * dim]);
+    });
     std::vector<float> turned(dim);
     for (int h = 0; h < config_.kv_heads; ++h) {
-      FirstKeys& head =
-          heads_[static_cast<size_t>(layer) * static_cast<size_t>(config_.kv_heads) + static_cast<size_t>(h)];
-      const double share = 1.0 / static_cast<double>(rows * group);
-      for (int64_t t = 0; t < rows; ++t) {
-        if (t % window_ == 0) {
-          rope.Rotate(keys + static_cast<size_t>(t * config_.kv_heads + h) * dim, 0, turned.data());
-          head.keys.insert(head.keys.end(), turned.begin(), turned.end());
-        }
-        for (int g = 0; g < group; ++g) {
-          rope.Rotate(queries + static_cast<size_t>(t * config_.heads + h * group + g) * dim, t % window_,
-                      turned.data());
-          for (size_t i = 0; i < dim; ++i) {
-            const double scaled = share * turned[i];
-            for (size_t j = 0; j <= i; ++j) head.query_moment[i * dim + j] += scaled * turned[j];
-          }
-        }
+      for (int64_t t = 0; t < rows; t += window_) {
+        rope.Rotate(keys + static_cast<size_t>(t * config_.kv_heads + h) * dim, 0, turned.data());
+        std::vector<float>& first = Head(layer, h).keys;
+        first.insert(first.end(), turned.begin(), turned.end());
       }
     }
+    const int64_t parts = (config_.head_dim + kMomentRows - 1) / kMomentRows;
+    pool_.Run(parts * config_.kv_heads, [&](int64_t task, int) {
+      const size_t first = static_cast<size_t>(task % parts) * kMomentRows;
+      AddMoments(layer, static_cast<int>(task / parts), rows, first, std::min(first + kMomentRows, dim));
+    });
   }
 
   std::vector<FirstKeys> Finish() {
     const size_t dim = static_cast<size_t>(config_.head_dim);
     for (FirstKeys& head : heads_) {
+      const size_t queries = head.keys.size() / dim * static_cast<size_t>(window_) *
+                             static_cast<size_t>(config_.heads / config_.kv_heads);  // that were summed
+      for (double& m : head.query_moment) m /= static_cast<double>(queries);
       for (size_t i = 0; i < dim; ++i)
         for (size_t j = i + 1; j < dim; ++j) head.query_moment[i * dim + j] = head.query_moment[j * dim + i];
     }
@@ -58,8 +64,33 @@ class FirstKeyCollector : public AttentionObserver {
   }
 
  private:
+  static constexpr size_t kMomentRows = 8;  // of a query moment, a task
+
+  FirstKeys& Head(int layer, int kv_head) {
+    return heads_[static_cast<size_t>(layer) * static_cast<size_t>(config_.kv_heads) +
+                  static_cast<size_t>(kv_head)];
+  }
+
+  /// Rows [begin, end) of a head's query moment, up to the diagonal.
+  void AddMoments(int layer, int kv_head, int64_t rows, size_t begin, size_t end) {
+    const size_t dim = static_cast<size_t>(config_.head_dim);
+    const int group = config_.heads / config_.kv_heads;
+    double* moment = Head(layer, kv_head).query_moment.data();
+    for (int64_t t = 0; t < rows; ++t) {
+      for (int g = 0; g < group; ++g) {
+        const float* query =
+            &turned_[static_cast<size_t>(t * config_.heads + int64_t{kv_head} * group + g) * dim];
+        for (size_t i = begin; i < end; ++i) {
+          for (size_t j = 0; j <= i; ++j) moment[i * dim + j] += double{query[i]} * query[j];
+        }
+      }
+    }
+  }
+
   const ModelConfig& config_;
   int64_t window_;
+  ThreadPool pool_;
+  std::vector<float> turned_;     // queries of the rows observed, [rows, heads, head_dim]
   std::vector<RopeTable> ropes_;  // by layer
   std::vector<FirstKeys> heads_;
 };
@@ -78,7 +109,7 @@ double Form(std::span<const double> moment, std::span<const float> e) {
 }  // namespace
 
 Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<const Token> tokens,
-                                                int64_t window) {
+                                                int64_t window, int threads) {
   const int64_t windows = window > 0 ? static_cast<int64_t>(tokens.size()) / window : 0;
   if (windows < 1) {
     return Status(ErrorCode::kInvalidArgument,
@@ -97,7 +128,7 @@ Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<co
     BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, context->cache().AddSequence());
     items.push_back({sequence, of_window});
   }
-  FirstKeyCollector collector(model.config(), window);
+  FirstKeyCollector collector(model.config(), window, threads);
   BGTQ_RETURN_IF_ERROR(context->Run(items, {.observer = &collector}));
   return collector.Finish();
 }

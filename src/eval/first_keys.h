@@ -19,10 +19,10 @@ struct FirstKeys {
                                      // heads, q post-RoPE
 };
 
-/// Runs windows of the text as sequences of their own. Returns every head, [layers * kv_heads]. Errors:
-/// kInvalidArgument (no whole window); those of Context::Create and Run.
+/// Runs windows of the text as sequences of their own; `threads` sum their moments. Returns every head,
+/// [layers * kv_heads]. Errors: kInvalidArgument (no whole window); those of Context::Create and Run.
 Result<std::vector<FirstKeys>> MeasureFirstKeys(LoadedModel& model, std::span<const Token> tokens,
-                                                int64_t window);
+                                                int64_t window, int threads);
 
 /// Of `candidates` seeds from bits.seed on, the one whose plan makes the least mean square of the logits'
 /// error at position 0. Errors: those of Recipe::plan_head.

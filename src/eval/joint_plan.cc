@@ -62,7 +62,12 @@ using RotationKey = std::tuple<size_t, double>;
 class Planner {
  public:
   Planner(LoadedModel& model, const JointOptions& options, ResultsFile& results)
-      : model_(model), options_(options), results_(results) {}
+      : model_(model),
+        options_(options),
+        results_(results),
+        threads_(options.threads > 0 ? options.threads
+                                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
+        pool_(threads_) {}
 
   Result<JointResult> Run(std::string_view text) {
     const auto start = std::chrono::steady_clock::now();
@@ -105,6 +110,8 @@ class Planner {
   int layers() const { return model_.config().layers; }
   int kv_heads() const { return model_.config().kv_heads; }
   size_t heads() const { return static_cast<size_t>(layers()) * static_cast<size_t>(kv_heads()); }
+  int LayerOf(size_t head) const { return static_cast<int>(head) / kv_heads(); }
+  int HeadOf(size_t head) const { return static_cast<int>(head) % kv_heads(); }
 
   Status Check() const {
     if ((options_.bytes > 0) == (options_.target_kld > 0))
@@ -149,7 +156,7 @@ class Planner {
     for (int l = 0; l < layers(); ++l) ropes_.push_back(tables[static_cast<size_t>(ropes.index(l))]);
     if (options_.protection.sinks == 0) {
       tokens.resize(std::min(tokens.size(), static_cast<size_t>(kFirstKeyTokens)));
-      BGTQ_ASSIGN_OR_RETURN(first_keys_, MeasureFirstKeys(model_, tokens, kFirstKeyWindow));
+      BGTQ_ASSIGN_OR_RETURN(first_keys_, MeasureFirstKeys(model_, tokens, kFirstKeyWindow, threads_));
     }
     return Status::Ok();
   }
@@ -157,10 +164,9 @@ class Planner {
   Status FindChoices() {
     choices_.resize(heads());
     std::vector<Status> outcomes(heads());
-    ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
-    pool.Run(static_cast<int64_t>(heads()), [&](int64_t i, int) {
+    pool_.Run(static_cast<int64_t>(heads()), [&](int64_t i, int) {
       const size_t at = static_cast<size_t>(i);
-      const int layer = static_cast<int>(i) / kv_heads(), head = static_cast<int>(i) % kv_heads();
+      const int layer = LayerOf(at), head = HeadOf(at);
       Result<HeadChoices> made = MakeHeadChoices(measured_[at], *recipe_, options_.seed,
                                                  ropes_[static_cast<size_t>(layer)], layer, head);
       outcomes[at] = made.status();
@@ -188,7 +194,7 @@ class Planner {
     std::map<std::string, double> found;
     BGTQ_RETURN_IF_ERROR(TakeFound(found));
     probes_.resize(heads());
-    const RecipeOptions bits{options_.probe_bits, options_.probe_bits, options_.seed};
+    std::vector<RecipeOptions> rotated(heads(), {options_.probe_bits, options_.probe_bits, options_.seed});
     const double all = layers() * (layers() + 1) / 2.0;  // layers that a side's probes run
     double run = 0;
     for (int l = 0; l < layers(); ++l) {
@@ -206,12 +212,14 @@ class Planner {
             continue;
           }
           BGTQ_RETURN_IF_ERROR(CheckStop());
-          if (probe_ == nullptr) BGTQ_RETURN_IF_ERROR(Open(probe_tokens_, options_.probe_positions));
+          if (probe_ == nullptr) {
+            BGTQ_RETURN_IF_ERROR(Rotate(rotated));
+            BGTQ_RETURN_IF_ERROR(Open(probe_tokens_, options_.probe_positions));
+          }
           BGTQ_RETURN_IF_ERROR(probe_->Enter(l));
-          BGTQ_ASSIGN_OR_RETURN(const RecipeOptions rotated, Rotated(bits, at));
-          BGTQ_ASSIGN_OR_RETURN(const HeadPlan plan, recipe_->plan_head(measured_[at], rotated, l, h));
-          BGTQ_ASSIGN_OR_RETURN(kld, probe_->Kld(OneSideStored(model_.config(), plan,
-                                                               ropes_[static_cast<size_t>(l)], l, h, side)));
+          BGTQ_ASSIGN_OR_RETURN(const HeadPlan plan, recipe_->plan_head(measured_[at], rotated[at], l, h));
+          BGTQ_ASSIGN_OR_RETURN(kld, probe_->KldOfLayer(OneSideStored(
+                                         model_.config(), plan, ropes_[static_cast<size_t>(l)], l, h, side)));
           BGTQ_RETURN_IF_ERROR(results_.Append({{"id", id}, {"kld", kld}}));
         }
       }
@@ -239,23 +247,36 @@ class Planner {
     probe_.reset();  // the room of the one before
     const KldProbeOptions options{.window = std::min(kProbeWindow, model_.config().context_length),
                                   .positions = positions,
-                                  .protection = options_.protection};
+                                  .protection = options_.protection,
+                                  .threads = threads_};
     BGTQ_ASSIGN_OR_RETURN(probe_, KldProbe::Create(model_, tokens, options));
     return Status::Ok();
   }
 
-  /// Where no sinks are protected, with the seed of the rotation that suits position 0.
-  Result<RecipeOptions> Rotated(RecipeOptions bits, size_t head) {
-    if (first_keys_.empty()) return bits;
-    const auto [place, is_new] = rotations_.try_emplace(RotationKey(head, bits.k_bits), bits.seed);
-    if (is_new) {
-      const int layer = static_cast<int>(head) / kv_heads(), kv_head = static_cast<int>(head) % kv_heads();
-      BGTQ_ASSIGN_OR_RETURN(place->second, ChooseRotation(*recipe_, measured_[head], bits, first_keys_[head],
-                                                          ropes_[static_cast<size_t>(layer)], layer, kv_head,
-                                                          kRotationsOfAHead));
+  /// Gives every head's bits, where no sinks are protected, the seed of the rotation that suits position 0.
+  Status Rotate(std::vector<RecipeOptions>& bits) {
+    if (first_keys_.empty()) return Status::Ok();
+    std::vector<size_t> unknown;
+    for (size_t head = 0; head < heads(); ++head) {
+      if (!rotations_.contains(RotationKey(head, bits[head].k_bits))) unknown.push_back(head);
     }
-    bits.seed = place->second;
-    return bits;
+    std::vector<Status> outcomes(unknown.size());
+    std::vector<uint64_t> seeds(unknown.size());
+    pool_.Run(static_cast<int64_t>(unknown.size()), [&](int64_t i, int) {
+      const size_t head = unknown[static_cast<size_t>(i)];
+      const Result<uint64_t> seed = ChooseRotation(*recipe_, measured_[head], bits[head], first_keys_[head],
+                                                   ropes_[static_cast<size_t>(LayerOf(head))], LayerOf(head),
+                                                   HeadOf(head), kRotationsOfAHead);
+      outcomes[static_cast<size_t>(i)] = seed.status();
+      if (seed.ok()) seeds[static_cast<size_t>(i)] = *seed;
+    });
+    for (size_t i = 0; i < unknown.size(); ++i) {
+      BGTQ_RETURN_IF_ERROR(outcomes[i]);
+      rotations_[RotationKey(unknown[i], bits[unknown[i]].k_bits)] = seeds[i];
+    }
+    for (size_t head = 0; head < heads(); ++head)
+      bits[head].seed = rotations_[RotationKey(head, bits[head].k_bits)];
+    return Status::Ok();
   }
 
   int64_t SmallestCapacity() const {
@@ -282,10 +303,9 @@ class Planner {
                       BytesOf(capacity), BytesOf(SmallestCapacity())));
     }
     candidate.predicted = allocation.predicted_kld;
-    for (size_t h = 0; h < heads(); ++h) {
-      BGTQ_ASSIGN_OR_RETURN(allocation.bits[h], Rotated(allocation.bits[h], h));
-    }
-    BGTQ_ASSIGN_OR_RETURN(candidate.plan, MakePlanByHead(model_, measured_, "aligned", allocation.bits));
+    BGTQ_RETURN_IF_ERROR(Rotate(allocation.bits));
+    BGTQ_ASSIGN_OR_RETURN(candidate.plan,
+                          MakePlanByHead(model_, measured_, "aligned", allocation.bits, threads_));
     candidate.plan.seed = options_.seed;
     BGTQ_ASSIGN_OR_RETURN(candidate.measured, KldOf(candidate.plan));
     return candidate;
@@ -298,7 +318,7 @@ class Planner {
     for (const RecipeOptions& bits : EqualBits(capacity)) {
       BGTQ_RETURN_IF_ERROR(CheckStop());
       Candidate equal{{1, 1, 0}, capacity, 0, 0, {}};
-      BGTQ_ASSIGN_OR_RETURN(equal.plan, MakePlan(model_, measured_, "aligned", bits));
+      BGTQ_ASSIGN_OR_RETURN(equal.plan, MakePlan(model_, measured_, "aligned", bits, threads_));
       if (equal.plan.bytes_per_token_per_head() > options_.bytes) continue;
       BGTQ_ASSIGN_OR_RETURN(equal.measured, KldOf(equal.plan));
       equal.predicted = equal.measured;  // the model has no part in it
@@ -423,6 +443,8 @@ class Planner {
   std::vector<HeadChoices> choices_;
   std::vector<HeadProbe> probes_;
   std::unique_ptr<KldProbe> probe_;
+  int threads_;
+  ThreadPool pool_;
 };
 
 }  // namespace

@@ -32,6 +32,7 @@ struct JointOptions {
   // ends before.
   int64_t probe_tokens = 256;
   int64_t probe_positions = 128;  // of the probes' tokens, whose predictions are compared
+  int threads = 0;                // that compare and choose; 0: one a core
   double probe_bits = 2;          // 1, 2, 3, 4, 5 or 8: what a probe stores its one side of one head with
   std::function<void(double done, const std::string& note)> progress;  // done 0..1; may be empty
   const std::atomic<bool>* stop = nullptr;

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <thread>
 
-#include "src/core/thread_pool.h"
 #include "src/eval/logit_comparison.h"
 
 namespace blockgtq {
@@ -21,7 +21,11 @@ KldProbe::KldProbe(LoadedModel& model, std::span<const Token> tokens, const KldP
     : model_(model),
       options_(options),
       before_(model.backend().precision()),
-      tokens_(tokens.begin(), tokens.end()) {
+      tokens_(tokens.begin(), tokens.end()),
+      all_rows_(tokens.size()),
+      pool_(options.threads > 0 ? options.threads
+                                : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {
+  std::iota(all_rows_.begin(), all_rows_.end(), 0);
   model.backend().SetPrecision(Precision::kFloat);
 }
 
@@ -56,7 +60,13 @@ Result<std::unique_ptr<KldProbe>> KldProbe::Create(LoadedModel& model, std::span
     BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, probe->exact_->Logits(some));
     probe->base_.insert(probe->base_.end(), logits.begin(), logits.end());
   }
+  probe->base_sums_.resize(static_cast<size_t>(count));
+  probe->pool_.Run(count, [&](int64_t i, int) {
+    const size_t at = static_cast<size_t>(i);
+    probe->base_sums_[at] = LogSum({&probe->base_[at * vocabulary], vocabulary});
+  });
   probe->stream_ = backend.MakeActivations(rows, model.config().embedding);
+  probe->changed_ = backend.MakeActivations(rows, model.config().embedding);
   return probe;
 }
 
@@ -87,29 +97,46 @@ Status KldProbe::Enter(int layer) {
   return Status::Ok();
 }
 
-Result<double> KldProbe::Kld(std::shared_ptr<const SimulatedHeads> heads) {
+Result<std::unique_ptr<Context>> KldProbe::MakeContext(std::shared_ptr<const SimulatedHeads> heads) const {
   CacheOptions cache;
   cache.kind = CacheKind::kSimulated;
   cache.sinks = options_.protection.sinks;
   cache.recent = options_.protection.recent;
   cache.max_tokens = rows() + (rows() / options_.window + 1) * kPageTokens;
   cache.simulated = std::move(heads);
-  BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::Create(model_, cache, nullptr));
+  return Context::Create(model_, cache, nullptr);
+}
+
+Result<double> KldProbe::Kld(std::shared_ptr<const SimulatedHeads> heads) {
+  BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, MakeContext(std::move(heads)));
   BGTQ_RETURN_IF_ERROR(Run(*context, {layer_, 0, layer_ > 0 ? stream_.get() : nullptr}));
+  return Compare(*context);
+}
+
+Result<double> KldProbe::KldOfLayer(std::shared_ptr<const SimulatedHeads> heads) {
+  const int next = layer_ + 1;
+  if (next == model_.config().layers) return Kld(std::move(heads));
+  BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, MakeContext(std::move(heads)));
+  if (layer_ > 0) model_.backend().GatherRows(*stream_, all_rows_, *changed_);
+  BGTQ_RETURN_IF_ERROR(Run(*context, {layer_, next, changed_.get()}));
+  BGTQ_RETURN_IF_ERROR(Run(*exact_, {next, 0, changed_.get()}));
+  return Compare(*exact_);
+}
+
+/// The mean divergence of the logits that `context` has run to.
+Result<double> KldProbe::Compare(Context& context) {
   const size_t vocabulary = static_cast<size_t>(model_.config().vocabulary);
   double sum = 0;
-  ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   for (size_t first = 0; first < positions_.size(); first += static_cast<size_t>(kLogitRows)) {
     const std::span<const int64_t> some =
         std::span<const int64_t>(positions_)
             .subspan(first, std::min(static_cast<size_t>(kLogitRows), positions_.size() - first));
-    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context->Logits(some));
+    BGTQ_ASSIGN_OR_RETURN(const std::span<const float> logits, context.Logits(some));
     std::vector<double> kld(some.size());
-    pool.Run(static_cast<int64_t>(some.size()), [&](int64_t i, int) {
+    pool_.Run(static_cast<int64_t>(some.size()), [&](int64_t i, int) {
       const size_t at = static_cast<size_t>(i);
-      kld[at] = CompareLogits({&base_[(first + at) * vocabulary], vocabulary},
-                              logits.subspan(at * vocabulary, vocabulary))
-                    .kld;
+      kld[at] = Divergence({&base_[(first + at) * vocabulary], vocabulary}, base_sums_[first + at],
+                           logits.subspan(at * vocabulary, vocabulary));
     });
     for (const double k : kld) sum += k;
   }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "src/cpu/elementwise.h"
 
@@ -30,15 +29,7 @@ std::array<int32_t, kTop> TopTokens(std::span<const float> logits, size_t& count
 
 LogitComparison CompareLogits(std::span<const float> base, std::span<const float> test) {
   LogitComparison result;
-  const int64_t n = static_cast<int64_t>(base.size());
-  const double base_sum = cpu::LogSumExp(base.data(), n), test_sum = cpu::LogSumExp(test.data(), n);
-  double kld = 0;
-  for (size_t i = 0; i < base.size(); ++i) {
-    const double log_p = base[i] - base_sum;
-    if (log_p < -50) continue;  // below e^-50 of the mass: less than a double's rounding of the sum
-    kld += std::exp(log_p) * (log_p - (test[i] - test_sum));
-  }
-  result.kld = std::max(kld, 0.0);
+  result.kld = Divergence(base, LogSum(base), test);
   size_t base_count = 0, test_count = 0;
   const auto base_top = TopTokens(base, base_count), test_top = TopTokens(test, test_count);
   result.same_top1 = base_top[0] == test_top[0];
@@ -51,9 +42,17 @@ LogitComparison CompareLogits(std::span<const float> base, std::span<const float
   return result;
 }
 
+double LogSum(std::span<const float> logits) {
+  return cpu::LogSumExp(logits.data(), static_cast<int64_t>(logits.size()));
+}
+
+double Divergence(std::span<const float> base, double base_sum, std::span<const float> test) {
+  return std::max(cpu::KlDivergence(base.data(), base_sum, test.data(), static_cast<int64_t>(base.size())),
+                  0.0);
+}
+
 double NegativeLogLikelihood(std::span<const float> logits, int32_t token) {
-  return cpu::LogSumExp(logits.data(), static_cast<int64_t>(logits.size())) -
-         logits[static_cast<size_t>(token)];
+  return LogSum(logits) - logits[static_cast<size_t>(token)];
 }
 
 }  // namespace blockgtq

@@ -15,6 +15,11 @@ struct LogitComparison {
 /// base, test [vocabulary].
 LogitComparison CompareLogits(std::span<const float> base, std::span<const float> test);
 
+/// log(sum exp(logits)).
+double LogSum(std::span<const float> logits);
+/// LogitComparison::kld alone; base_sum: LogSum(base).
+double Divergence(std::span<const float> base, double base_sum, std::span<const float> test);
+
 /// -log softmax(logits)[token].
 double NegativeLogLikelihood(std::span<const float> logits, int32_t token);
 

@@ -147,6 +147,53 @@ TEST_P(ElementwiseOnTarget, LogSumExpOfInfinitiesAndNanIsWhatItMustBe) {
   EXPECT_TRUE(std::isnan(LogSumExp(x.data(), 37)));
 }
 
+double Divergence(const std::vector<float>& base, const std::vector<float>& test) {
+  const int64_t n = static_cast<int64_t>(base.size());
+  return KlDivergence(base.data(), LogSumExp(base.data(), n), test.data(), n);
+}
+
+TEST_P(ElementwiseOnTarget, KlDivergenceMatchesDoubleForLargeAndTinyOnes) {
+  for (int64_t n : {1, 2, 15, 17, 49152, 151936 - 5}) {
+    for (float change : {3.0f, 0.1f, 0.003f}) {
+      for (float offset : {0.0f, 100.0f}) {
+        const auto base = Normal(n, 8, 6);
+        auto test = Normal(n, 9, change);
+        for (size_t i = 0; i < test.size(); ++i) test[i] += base[i] + offset;
+        long double base_sum = 0, test_sum = 0, expected = 0;
+        for (float x : base) base_sum += std::exp(static_cast<long double>(x));
+        for (float x : test) test_sum += std::exp(static_cast<long double>(x) - offset);
+        for (size_t i = 0; i < test.size(); ++i) {
+          const long double log_p = base[i] - std::log(base_sum);
+          expected +=
+              std::exp(log_p) * (log_p - (static_cast<long double>(test[i]) - offset - std::log(test_sum)));
+        }
+        // Of tiny ones it shows how exact the two sums of exponentials are.
+        EXPECT_NEAR(Divergence(base, test), static_cast<double>(expected),
+                    2e-7 + 1e-5 * static_cast<double>(expected))
+            << n << ", " << change << ", " << offset;
+      }
+    }
+  }
+}
+
+TEST_P(ElementwiseOnTarget, KlDivergenceOfInfinitiesAndNanIsWhatItMustBe) {
+  const std::vector<float> even(37, 1.0f);
+  EXPECT_EQ(Divergence(even, even), 0);
+  std::vector<float> half = even;
+  for (size_t i = 0; i < 18; ++i) half[i] = -kInfinity;  // of no probability in both
+  EXPECT_NEAR(Divergence(half, half), 0, 1e-12);
+  EXPECT_NEAR(Divergence(half, even), std::log(37.0 / 19.0), 1e-6);
+  EXPECT_EQ(Divergence(even, half), kInfinity);
+  for (const float bad : {kNan, kInfinity}) {
+    for (const size_t at : {size_t{3}, size_t{36}}) {
+      std::vector<float> x = even;
+      x[at] = bad;
+      EXPECT_TRUE(std::isnan(Divergence(x, even))) << bad << " at " << at;
+      EXPECT_TRUE(std::isnan(Divergence(even, x))) << bad << " at " << at;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Targets, ElementwiseOnTarget, testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
                          [](const testing::TestParamInfo<int64_t>& info) {
                            return std::string(hwy::TargetName(info.param));

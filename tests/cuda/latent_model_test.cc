@@ -1,5 +1,5 @@
-// A tiny DeepSeek-V2 on the GPU against the CPU: logits over fp16 and packed caches of latents, of prompts,
-// strict rows and decoded tokens, and of several sequences at once.
+// A tiny DeepSeek-V2 on the GPU against the CPU: logits over fp16, packed and simulated caches of latents, of
+// prompts, strict rows and decoded tokens, and of several sequences at once.
 //
 //   latent_model_test [quick] [MODEL]    MODEL: of tests/data/models where it is left out
 //
@@ -91,6 +91,13 @@ void RunAll(const DeviceLimits&, bool quick) {
   const std::vector<Token> ids = Ids(400, 3);
   const std::vector<HeadCalibration> measured = Require(Measure(*gpu, ids, {}), "calibration on the GPU");
   const Plan plan = Require(MakePlan(*cpu, measured, "aligned", {3, 3, 1}), "plan");
+  CacheOptions simulated;
+  simulated.kind = CacheKind::kSimulated;
+  simulated.max_tokens = 640;
+  simulated.simulated =
+      std::make_shared<const SimulatedHeads>(SimulatePlan(cpu->config(), plan, "sim:aligned"));
+  const std::vector<float> twin = Logits(*cpu, simulated, nullptr, true);
+  Compare("simulated cache", twin, Logits(*gpu, simulated, nullptr, true), 0.25 * RootMeanSquare(twin, exact));
   for (const bool strict : {true, false}) {
     for (const int recent : {64, 0}) {
       if (quick && (recent == 0 || strict)) continue;

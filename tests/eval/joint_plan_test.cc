@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "src/engine/bundled_text.h"
+#include "src/eval/first_keys.h"
 #include "src/eval/kld_probe.h"
 #include "src/eval/logit_comparison.h"
 #include "src/eval/partial_heads.h"
@@ -173,6 +175,115 @@ TEST_F(JointPlanTest, AProbeFromALateLayerMeasuresAWholeRun) {
     EXPECT_GT(*late, 0);
     EXPECT_NEAR(*late / (sum / static_cast<double>(tokens->size())), 1.0, 1e-3);
     EXPECT_EQ((*probe)->Enter(layer - 1).code(), ErrorCode::kInvalidArgument);
+  }
+}
+
+// Layers behind the one whose codes are probed may run exactly, since its other heads and theirs are exact.
+TEST_F(JointPlanTest, AProbeOfOneLayerMeasuresWhatAWholeSimulatedCacheDoes) {
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), 160);
+  ASSERT_TRUE(tokens.ok());
+  const auto measured = Measure(*model_, *tokens, nullptr);
+  ASSERT_TRUE(measured.ok());
+  const auto rope = std::make_shared<RopeTable>(model_->config().rope);
+  const size_t kv_heads = static_cast<size_t>(model_->config().kv_heads);
+  for (const Protection& protection : {Protection{0, 0}, Protection{2, 64}}) {
+    const auto probe =
+        KldProbe::Create(*model_, *tokens, {.window = 160, .positions = 160, .protection = protection});
+    ASSERT_TRUE(probe.ok()) << probe.status().message();
+    for (int layer = 0; layer < layers(); ++layer) {
+      const auto plan =
+          (*FindRecipe("aligned"))
+              ->plan_head((*measured)[static_cast<size_t>(layer) * kv_heads], {2, 2, 2}, layer, 0);
+      ASSERT_TRUE(plan.ok());
+      ASSERT_TRUE((*probe)->Enter(layer).ok());
+      const auto heads = OneSideStored(model_->config(), *plan, rope, layer, 0, StoredSide::kValues);
+      for (int again = 0; again < 2; ++again) {  // the stream into the layer stays as it was
+        const auto whole = (*probe)->Kld(heads), alone = (*probe)->KldOfLayer(heads);
+        ASSERT_TRUE(whole.ok() && alone.ok());
+        EXPECT_GT(*whole, 1e-6);
+        EXPECT_NEAR(*alone / *whole, 1.0, 1e-3) << "layer " << layer;
+      }
+    }
+  }
+}
+
+TEST_F(JointPlanTest, ThreadsMakeTheSamePlanAndNameTheSameHead) {
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), 128);
+  ASSERT_TRUE(tokens.ok());
+  auto measured = Measure(*model_, *tokens, nullptr);
+  ASSERT_TRUE(measured.ok());
+  const RecipeOptions bits{3, 2, 5};
+  const auto one = MakePlan(*model_, *measured, "aligned", bits, 1),
+             three = MakePlan(*model_, *measured, "aligned", bits, 3);
+  ASSERT_TRUE(one.ok() && three.ok());
+  EXPECT_EQ(one->Hash(), three->Hash());
+  (*measured)[1].keys[0] = (*measured)[2].keys[0] = NAN;
+  const Status status = MakePlan(*model_, *measured, "aligned", bits, 3).status();
+  EXPECT_EQ(status.code(), ErrorCode::kNonFinite);
+  EXPECT_EQ(status.message().find("layer 0 KV head 1: "), 0u) << status.message();
+}
+
+/// Hands on what enters each layer's attention.
+class Onlooker : public AttentionObserver {
+ public:
+  void Observe(int, int64_t, const float* queries, const float* keys, const float*) override {
+    on_layer(queries, keys);
+  }
+  std::function<void(const float* queries, const float* keys)> on_layer;
+};
+
+TEST_F(JointPlanTest, FirstKeysAndQueryMomentsAreThoseOfAPlainSum) {
+  constexpr int64_t kWindow = 64, kWindows = 2;
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), kWindow * kWindows);
+  ASSERT_TRUE(tokens.ok());
+  const ModelConfig& config = model_->config();
+  const size_t dim = static_cast<size_t>(config.head_dim), heads = static_cast<size_t>(config.heads),
+               kv_heads = static_cast<size_t>(config.kv_heads), group = heads / kv_heads;
+  const RopeTable rope(config.rope);
+  std::vector<FirstKeys> expected(static_cast<size_t>(layers()) * kv_heads);
+  for (FirstKeys& head : expected) head.query_moment.assign(dim * dim, 0);
+  for (int64_t w = 0; w < kWindows; ++w) {
+    CacheOptions cache;
+    cache.kind = CacheKind::kFloat;
+    cache.max_tokens = kWindow;
+    const auto context = MakeContext(*model_, cache);
+    std::vector<Token> window(tokens->begin() + w * kWindow, tokens->begin() + (w + 1) * kWindow);
+    const std::vector<Token> start = model_->PromptStart(nullptr);
+    std::copy(start.begin(), start.end(), window.begin());
+    Onlooker onlooker;
+    size_t layer = 0;
+    onlooker.on_layer = [&](const float* queries, const float* keys) {
+      for (size_t h = 0; h < kv_heads; ++h) {
+        FirstKeys& head = expected[layer * kv_heads + h];
+        std::vector<float> turned(dim);
+        rope.Rotate(keys + h * dim, 0, turned.data());
+        head.keys.insert(head.keys.end(), turned.begin(), turned.end());
+        for (size_t t = 0; t < kWindow; ++t) {
+          for (size_t g = 0; g < group; ++g) {
+            rope.Rotate(queries + (t * heads + h * group + g) * dim, static_cast<int64_t>(t), turned.data());
+            for (size_t i = 0; i < dim; ++i)
+              for (size_t j = 0; j < dim; ++j)
+                head.query_moment[i * dim + j] +=
+                    double{turned[i]} * turned[j] / static_cast<double>(kWindow * kWindows * group);
+          }
+        }
+      }
+      ++layer;
+    };
+    const SequenceTokens item{*context->cache().AddSequence(), window};
+    ASSERT_TRUE(context->Run({&item, 1}, {.observer = &onlooker}).ok());
+  }
+  const auto found = MeasureFirstKeys(*model_, *tokens, kWindow, 2);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  ASSERT_EQ(found->size(), expected.size());
+  for (size_t h = 0; h < expected.size(); ++h) {
+    ASSERT_EQ((*found)[h].keys.size(), expected[h].keys.size());
+    for (size_t i = 0; i < expected[h].keys.size(); ++i)
+      ASSERT_NEAR((*found)[h].keys[i], expected[h].keys[i], 1e-4) << "head " << h;
+    double size = 0;
+    for (const double m : expected[h].query_moment) size = std::max(size, std::abs(m));
+    for (size_t i = 0; i < dim * dim; ++i)
+      ASSERT_NEAR((*found)[h].query_moment[i], expected[h].query_moment[i], 1e-5 * size) << "head " << h;
   }
 }
 
