@@ -49,6 +49,7 @@ def main():
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--probe-tokens", type=int, default=256)
     parser.add_argument("--probe-positions", type=int, default=128)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-s", "--seed", type=int, default=2, help="of the rotations")
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
@@ -73,7 +74,7 @@ def main():
         prose = texts.calibration_prose()
         corpus.write_text(prose if arguments.calibrate_on == "prose" else
                           texts.calibration_mixed(prose, texts.calibration_code()))
-        head = {**header(), **shared}
+        head = {**header(arguments.device), **shared}
         result = {**head, "rows": [], "plans": []}
         if arguments.out.is_file():
             old = json.loads(arguments.out.read_text())
@@ -81,7 +82,7 @@ def main():
                 result["rows"], result["plans"] = old["rows"], old["plans"]
 
         def run(command, model, *options):
-            return results.run_json([arguments.binary, command, "-m", results.model_path(model), "--device", "cpu", "-t",
+            return results.run_json([arguments.binary, command, "-m", results.model_path(model), "--device", arguments.device, "-t",
                                      arguments.threads, *options, "--json", out], out)
 
         def plan_of(part, model, asked, cache, *options):

@@ -38,6 +38,7 @@ def main():
     parser.add_argument("--offsets", default="0,8000")
     parser.add_argument("--scored", default="novel,wikipedia,code,german")
     parser.add_argument("--chunks", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-s", "--seed", type=int, default=2, help="of the rotations")
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
@@ -61,7 +62,7 @@ def main():
             for scored in arguments.scored.split(","):
                 out = work / f"{model}.{scored}.json"
                 done = results.run_json(
-                    [arguments.binary, "calibrate-study", "-m", results.model_path(model), "--device", "cpu", "-t",
+                    [arguments.binary, "calibrate-study", "-m", results.model_path(model), "--device", arguments.device, "-t",
                      arguments.threads, "--texts", ",".join(str(work / f"{k}.txt") for k in ("prose", "code", "mixed")),
                      "--lengths", arguments.lengths, "--offsets", arguments.offsets, "--seeds", arguments.seed,
                      "--protection", "none", "-f", files.get(scored, work / f"scored.{scored}.txt"), "-c", "512",
@@ -71,7 +72,7 @@ def main():
                           "calibrated_on": plan["text"], "tokens": plan["tokens"], "offset": plan["offset"],
                           "kld": plan["kld_mean"]} for plan in done["plans"]]
                 measured = {"model": model, "seed": arguments.seed, "chunks": arguments.chunks,
-                            "lengths": [int(n) for n in arguments.lengths.split(",")], **header(), "rows": rows}
+                            "lengths": [int(n) for n in arguments.lengths.split(",")], **header(arguments.device), "rows": rows}
                 replace_model(arguments.out, measured)
             print(table(measured))
 

@@ -44,6 +44,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--answer-tokens", type=int, default=192)
     parser.add_argument("--chunks", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--seeds", default="2,3", help="of the rotations")
     parser.add_argument("--binary", type=pathlib.Path, default=results.ROOT / "build/blockgtq")
@@ -61,7 +62,7 @@ def main():
                 return results.run_json([arguments.binary, command, *options, "--json", out], out)
 
             def generate(*options):
-                return run("generate", "-m", results.model_path(model), "--device", "cpu", "-t", arguments.threads,
+                return run("generate", "-m", results.model_path(model), "--device", arguments.device, "-t", arguments.threads,
                            "--temp", "0", "--recipe", "fp16", *options)
 
             def gather(kind, moments):
@@ -81,7 +82,7 @@ def main():
                 scored.write_text("\n".join(lines))
 
             def kld(of_plan):
-                return run("perplexity", "-m", results.model_path(model), "--device", "cpu", "-t", arguments.threads,
+                return run("perplexity", "-m", results.model_path(model), "--device", arguments.device, "-t", arguments.threads,
                            "--plan", of_plan, "--no-buffer", "-f", scored, "-c", "512", "--chunks", arguments.chunks,
                            "--score", "all", "--kld", "--strict")["kld_mean"]
 
@@ -91,15 +92,15 @@ def main():
                 gather(kind, moments)
                 for bits in arguments.bits.split(","):
                     for seed in arguments.seeds.split(","):
-                        run("calibrate", "-m", results.model_path(model), "--device", "cpu", "-K", bits, "-V", bits,
+                        run("calibrate", "-m", results.model_path(model), "--device", arguments.device, "-K", bits, "-V", bits,
                             "-s", seed, "-o", plan)
-                        made = run("calibrate", "-m", results.model_path(model), "--device", "cpu", "--adapt", moments,
+                        made = run("calibrate", "-m", results.model_path(model), "--device", arguments.device, "--adapt", moments,
                                    "--plan", plan, "-o", work / "adapted")
                         rows.append({"kind": kind, "bits": f"K{bits}V{bits}", "seed": int(seed),
                                      "moments_tokens": made["calibration_tokens"], "drift": made["drift"]["mean"],
                                      "drift_worst": made["drift"]["worst"], "kld_default": kld(plan),
                                      "kld_adapted": kld(work / "adapted")})
-            measured = {"model": model, "chunks": arguments.chunks, "tokens": arguments.tokens, **header(), "rows": rows}
+            measured = {"model": model, "chunks": arguments.chunks, "tokens": arguments.tokens, **header(arguments.device), "rows": rows}
             replace_model(arguments.out, measured)
             print(table(measured))
 

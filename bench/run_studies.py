@@ -43,21 +43,21 @@ def source_text(path):
     return path
 
 
-def header():
-    """As results.header(), the command without where this machine keeps things."""
+def header(device="cpu"):
+    """As results.header(), the command without where this machine keeps things; on a GPU, its name as well."""
     kept, arguments = [], iter(shlex.split(results.header()["command"]))
     for argument in arguments:
         if argument in ("--binary", "--work", "-o", "--out"):
             next(arguments)
         else:
             kept.append(argument)
-    return {**results.header(), "command": shlex.join(kept)}
+    gpu = {"gpu": results.gpu()} if device.startswith("cuda") else {}
+    return {**results.header(), "command": shlex.join(kept), **gpu}
 
 
 def write_models(arguments, study, measured):
     """Adds a model to the study's file; it names the run that measured it."""
-    gpu = {"gpu": results.gpu()} if arguments.device.startswith("cuda") else {}
-    replace_model(arguments.out or results.ROOT / f"bench/results/{study}.json", {**measured, **header(), **gpu})
+    replace_model(arguments.out or results.ROOT / f"bench/results/{study}.json", {**measured, **header(arguments.device)})
 
 
 def replace_model(path, measured):

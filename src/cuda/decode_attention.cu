@@ -73,19 +73,22 @@ struct Split {
 // how many query heads there are, and for 12 warps a longer start.
 double TileMicroseconds(double tiles, int warps, bool few_heads) {
   const double rounds = std::ceil(tiles / warps);
-  if (warps == kWideWarps) return few_heads ? 1.35 + 2.56 * rounds : 0.45 + 3.65 * rounds;
+  if (warps == kWideWarps) {
+    return few_heads ? 1.35 + 2.56 * rounds : std::min(0.45 + 3.65 * rounds, 2.55 + 2.95 * rounds);
+  }
   return (few_heads ? 2.1 : 2.45) * rounds;
 }
 
-// The split that should take the least time with blocks of so many warps. The numbers are microseconds on an
+// The split that should take the least time with blocks of so many warps, and at most `most_blocks` of them a
+// cluster (larger ones need more shared memory). The numbers are microseconds on an
 // H200, from timings of many splits: the tiles; the cluster's merge; the heads that a block finishes; the
 // merge through memory where several workers share a pair; processors that the kernel behind cannot start on.
-Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int warps) {
+Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int warps, int most_blocks) {
   const int64_t pairs = Pairs(config);
   const double tiles_a_pair = static_cast<double>(
       std::max<int64_t>(1, (config.shape.expected_tokens + kTileTokens - 1) / kTileTokens));
   Split best = {1, limits.processors, static_cast<double>(pairs) * tiles_a_pair / limits.processors};
-  for (int i = 0; i < kClusterSizes; ++i) {
+  for (int i = 0; i < kClusterSizes && 1 << i <= most_blocks; ++i) {
     const int blocks = 1 << i, heads_a_block = HeadsABlock(config.part_heads, blocks);
     const int64_t clusters = i == 0 ? limits.processors : limits.clusters[i], most = clusters / pairs;
     for (int64_t workers_a_pair = 1; workers_a_pair <= most; ++workers_a_pair) {
@@ -124,15 +127,20 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
     config.workers = split.workers;
     config.cluster_blocks = split.blocks;
   };
-  const Split split = ChooseSplit(config, limits, narrow.warps),
-              wide_split = ChooseSplit(config, limits, wide.warps);
-  if (wide_split.us < split.us) {
-    take(wide_split);
-    if (TryVariant(config, wide, 2, 2, limits)) return true;
+  for (int most_blocks = kMaxClusterBlocks; most_blocks > 0; most_blocks /= 2) {
+    const Split split = ChooseSplit(config, limits, narrow.warps, most_blocks),
+                wide_split = ChooseSplit(config, limits, wide.warps, most_blocks);
+    if (wide_split.us < split.us) {
+      take(wide_split);
+      if (TryVariant(config, wide, 2, 2, limits)) return true;
+    }
+    take(split);
+    if ((split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 2, 1, limits)) ||
+        TryVariant(config, narrow, 3, 1, limits) || TryVariant(config, split_tiles, 3, 1, limits)) {
+      return true;
+    }
   }
-  take(split);
-  return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 2, 1, limits)) ||
-         TryVariant(config, narrow, 3, 1, limits) || TryVariant(config, split_tiles, 3, 1, limits);
+  return false;
 }
 
 // The scratch's arrays one after another, each aligned; with a base of null, `end` is the size.

@@ -121,10 +121,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
   // copies are issued, or, where this kernel did not start early and the wait is over, before: queries come
   // sooner. A kernel that stores the newest token itself waits after it has asked for exact tiles as well.
-  RowLoads<kHeadDim, kWarps> new_rows;
+  QueryFragments<kHeadDim> queries;     // without FusedRope
+  RowLoads<kHeadDim, kWarps> new_rows;  // with it
+  const auto load_rows = [&](const Segment& segment) {
+    const QueryRows rows = RowsOf(p, segment.head);
+    queries.Load(QueriesOf(p, segment.sequence, rows), kHeadDim / 2, p.rope.enabled ? 0 : rows.count);
+    new_rows.Load(p, segment.sequence, segment.head);
+  };
   if (!kSm90 || !p.early) {
     WaitForPreviousKernel();
-    new_rows.Load(p, start.sequence, start.head);
+    load_rows(start);
   }
   if (rank < p.part_heads) {  // the matrix of the end
     const uint16_t* matrix =
@@ -146,7 +152,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                                         first, step, block16 == 0 ? end : begin, start);
   if (kSm90 && p.early && !p.rope.enabled) {
     WaitForPreviousKernel();
-    new_rows.Load(p, start.sequence, start.head);
+    load_rows(start);
   }
 
   TileConstants constants;
@@ -197,16 +203,17 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     // the wait above again, uniform, but not kept in a register since; nor is `begin`.
     if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
       WaitForPreviousKernel();
-      new_rows.Load(p, current.sequence, current.head);
+      load_rows(current);
     }
     PrepareQueries<kHeadDim, kWarps, kFew, kMean || (kSm90 && kWarps > 8)>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch), query,
         [&] {
-          new_rows.Store(p, current.sequence, current.head, token_rows);
-          __syncthreads();
-          QueryFragments<kHeadDim> queries;
-          queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
+          if (p.rope.enabled) {
+            new_rows.Store(p, current.sequence, current.head, token_rows);
+            __syncthreads();
+            queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
+          }
           if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
           return queries;
         });
@@ -231,8 +238,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       if (!kEarlyValues) exact.LoadValues();
       AttendExactTiles<kHeadDim, kWarps, kSlots>(
           p, current.sequence, current.head, coded_end, length, first_exact, sharers,
-          {token_rows.query[0], Rows::kWords}, exact,
-          *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
+          p.rope.enabled
+              ? ExactQueries{token_rows.query[0], Rows::kWords}
+              : ExactQueries{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2},
+          exact, *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
           reinterpret_cast<SoftmaxState*>(shared + layout.exact_states), [&] {
             if (!p.rope.enabled) return;
             exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
@@ -362,7 +371,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (x >= end) return;
     current.Next(p, tile_prefix);
     query_transform.Load(p, p.KvHead(current.head));
-    new_rows.Load(p, current.sequence, current.head);
+    load_rows(current);
     if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_constants, mean_barrier);
     __syncthreads();
   }

@@ -64,12 +64,8 @@ struct RowLoads {
     const size_t row = static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + warp;
     const bool has_query = warp < rows.count;
     if (!p.rope.enabled) {
-      const uint32_t* q = reinterpret_cast<const uint32_t*>(p.queries + row * kHeadDim) + lane;
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        query[i] = make_float2(has_query ? __uint_as_float(q[32 * i]) : 0.0f, 0);
-        other[i] = make_float2(0, 0);
-      }
+      for (int i = 0; i < kPairs; ++i) query[i] = other[i] = make_float2(0, 0);
       return;
     }
     const bool is_value = warp == kValueWarp, has_other = warp >= kKeyWarp;
@@ -92,12 +88,6 @@ struct RowLoads {
                                         NewRows<kHeadDim, kSlots>& rows) const {
     const int warp = WarpIndex(), lane = threadIdx.x & 31;
     const bool has_query = warp < RowsOf(p, work_head).count;
-    if (!p.rope.enabled) {
-      if (!has_query) return;
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) rows.query[warp][32 * i + lane] = __float_as_uint(query[i].x);
-      return;
-    }
     bool fits = true;
     const auto put = [&](uint32_t* row, float2 pair, float limit) {
       fits = fits && Within(pair, limit);
