@@ -195,9 +195,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     new_rows.Turn(p, current.sequence);
     // The first segment (and others before the warp's first tile: once more does no harm). The condition of
     // the wait above again, uniform, but not kept in a register since; nor is `begin`.
-    if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
-      WaitForPreviousKernel();
-      new_rows.Load(p, current.sequence, current.head);
+    if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(static_cast<int>(p.early && p.rope.enabled)), 0)) {
+      new_rows.WaitAndLoad(p, current.sequence, current.head);
     }
     new_rows.Store(p, current.sequence, current.head, token_rows);
     __syncthreads();
