@@ -13,8 +13,8 @@ namespace blockgtq::cuda {
 namespace {
 
 constexpr int kSplitTilesABlock = 2;  // up to so many, four warps share a tile
-constexpr double kClusterMicroseconds[kClusterSizes] = {0, 0.2, 0.25, 0.3, 0.7};
-constexpr int kFewTilesABlock = 32;  // up to so many, 8 warps beat 12: prologue and merge are shorter
+constexpr double kClusterMicroseconds[kClusterSizes] = {0, 0.2, 0.25, 0.3, 0.4};
+constexpr int kWideWarps = 12;
 constexpr int kWarpWorkerPairsAProcessor = 2;  // pairs from which warps work alone
 
 Status Unsupported(const std::string& what) {
@@ -63,34 +63,43 @@ int64_t Pairs(const DecodeConfig& config) {
   return int64_t{config.shape.batch} * config.shape.kv_heads * config.head_parts;
 }
 
-// A worker's blocks and the number of workers.
+// A worker's blocks, the number of workers, and what that should take.
 struct Split {
   int blocks = 1, workers = 1;
-  double tiles_a_block = 0;
+  double tiles_a_block = 0, us = 1e30;
 };
 
-// The split that should take the least time. The numbers are microseconds on an H200, from timings of many
-// splits: a tile a warp, whether few warps have one or all; the cluster's barrier and merge; the heads that a
-// block finishes; the merge through memory where several workers share a pair.
-Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits) {
+// What the tiles of a block take with so many warps, a tile each in turn: rounds of a length that depends on
+// how many query heads there are, and for 12 warps a longer start.
+double TileMicroseconds(double tiles, int warps, bool few_heads) {
+  const double rounds = std::ceil(tiles / warps);
+  if (warps == kWideWarps) return few_heads ? 1.35 + 2.56 * rounds : 0.45 + 3.65 * rounds;
+  return (few_heads ? 2.1 : 2.45) * rounds;
+}
+
+// The split that should take the least time with blocks of so many warps. The numbers are microseconds on an
+// H200, from timings of many splits: the tiles; the cluster's merge; the heads that a block finishes; the
+// merge through memory where several workers share a pair; processors that the kernel behind cannot start on.
+Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int warps) {
   const int64_t pairs = Pairs(config);
   const double tiles_a_pair = static_cast<double>(
       std::max<int64_t>(1, (config.shape.expected_tokens + kTileTokens - 1) / kTileTokens));
   Split best = {1, limits.processors, static_cast<double>(pairs) * tiles_a_pair / limits.processors};
-  double least = 1e30;
   for (int i = 0; i < kClusterSizes; ++i) {
-    const int blocks = 1 << i;
+    const int blocks = 1 << i, heads_a_block = HeadsABlock(config.part_heads, blocks);
     const int64_t clusters = i == 0 ? limits.processors : limits.clusters[i], most = clusters / pairs;
-    const int heads_a_block = (config.part_heads + blocks - 1) / blocks;
     for (int64_t workers_a_pair = 1; workers_a_pair <= most; ++workers_a_pair) {
       const double tiles = std::ceil(tiles_a_pair / static_cast<double>(workers_a_pair * blocks));
-      double us = tiles <= kSplitTilesABlock ? 1.4 : 0.28 * std::max(8.0, tiles);
-      us += kClusterMicroseconds[i] + 0.15 * (heads_a_block - 1);
-      if (workers_a_pair > 1) us += 2.8 + 0.01 * static_cast<double>(workers_a_pair * heads_a_block);
-      if (us >= least) continue;
-      least = us;
+      const double share = static_cast<double>(pairs * workers_a_pair * blocks) / limits.processors;
+      double us = tiles <= kSplitTilesABlock && warps != kWideWarps
+                      ? 1.4
+                      : TileMicroseconds(tiles, warps, config.part_heads <= kFewQueryHeads);
+      us += kClusterMicroseconds[i] + 0.15 * (heads_a_block - 1) + 0.8 * std::max(0.0, share - 0.5);
+      if (workers_a_pair > 1) us += 1.35 + 0.03 * static_cast<double>(workers_a_pair * heads_a_block);
+      if (us >= best.us) continue;
       // All of them where a pair gets as many as there are: ragged batches use the rest.
-      best = {blocks, static_cast<int>(workers_a_pair == most ? clusters : pairs * workers_a_pair), tiles};
+      best = {blocks, static_cast<int>(workers_a_pair == most ? clusters : pairs * workers_a_pair), tiles,
+              us};
     }
   }
   return best;
@@ -101,7 +110,7 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
   variant.few_heads = config.part_heads <= kFewQueryHeads;
   variant.mean = config.traits.mean_units > 0;
   DecodeVariant narrow = variant, wide = variant, split_tiles = variant, alone = variant;
-  wide.warps = 12;
+  wide.warps = kWideWarps;
   split_tiles.split_tiles = true;
   alone.warps = kWarpWorkerWarps;
   alone.warp_workers = true;
@@ -111,11 +120,18 @@ bool ChooseVariant(DecodeConfig& config, const DeviceLimits& limits) {
     config.cluster_blocks = 1;
     return true;
   }
-  const Split split = ChooseSplit(config, limits);
-  config.workers = split.workers;
-  config.cluster_blocks = split.blocks;
+  const auto take = [&](const Split& split) {
+    config.workers = split.workers;
+    config.cluster_blocks = split.blocks;
+  };
+  const Split split = ChooseSplit(config, limits, narrow.warps),
+              wide_split = ChooseSplit(config, limits, wide.warps);
+  if (wide_split.us < split.us) {
+    take(wide_split);
+    if (TryVariant(config, wide, 2, 2, limits)) return true;
+  }
+  take(split);
   return (split.tiles_a_block <= kSplitTilesABlock && TryVariant(config, split_tiles, 2, 1, limits)) ||
-         (split.tiles_a_block > kFewTilesABlock && TryVariant(config, wide, 2, 2, limits)) ||
          TryVariant(config, narrow, 3, 1, limits) || TryVariant(config, split_tiles, 3, 1, limits);
 }
 
