@@ -19,10 +19,12 @@ struct NewRows {
   uint32_t query[kSlots][kWords];
   uint32_t key[kWords], value[kWords];  // only with FusedRope
 
-  /// Stores key and value in the cache. Every warp calls it, once they are there.
+  /// Stores key and value in the cache. Every warp calls it, once they are there; the last ones do it.
+  template <int kWarps>
   __device__ __forceinline__ void StoreToken(const DecodeParams& p, int sequence, int kv_head) const {
     constexpr int kWarpsARow = kHeadDim / 64;
-    const int warp = WarpIndex(), lane = threadIdx.x & 31;
+    static_assert(2 * kWarpsARow <= kWarps);
+    const int warp = kWarps - 1 - WarpIndex(), lane = threadIdx.x & 31;
     if (warp >= 2 * kWarpsARow) return;
     const bool is_value = warp >= kWarpsARow;
     const int j = (is_value ? warp - kWarpsARow : warp) * 32 + lane;
