@@ -58,7 +58,8 @@ struct RowLoads {
     }
   }
 
-  /// Where the lane's elements lie with FusedRope: known before the rows are there.
+  /// Where the lane's elements lie with FusedRope: known before the rows are there. 32 bits are enough for a
+  /// batch that fits a block's shared memory.
   struct Places {
     const float* other;                                          // the layer's keys or values
     int x[kPairs], y[kPairs], other_x[kPairs], other_y[kPairs];  // in the layer's queries; in `other`
@@ -104,7 +105,8 @@ struct RowLoads {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       for (int* at : {&places.x[i], &places.y[i], &places.other_x[i], &places.other_y[i]}) {
-        all |= * at = Fresh(*at);
+        *at = Fresh(*at);
+        all |= *at;
       }
     }
     // Always: but the compiler, which does not know, cannot compute the places after it.
