@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const __grid_constant_
     loads.Find(p, sequence, kv_head, coded_end, length, 0);
     loads.LoadKeys();
     loads.LoadValues();
-    AttendExactTiles<kHeadDim, kWarps, kSlots>(p, sequence, work_head, coded_end, length, 0, 1,
-                                               {QueriesOf(p, sequence, rows), kHeadDim / 2}, loads, scratch,
-                                               exact, exact_states, [] {});
+    AttendExactTiles<kHeadDim, kWarps, kSlots>(
+        p, sequence, work_head, coded_end, length, 0, 1, {QueriesOf(p, sequence, rows), kHeadDim / 2}, loads,
+        scratch, exact, exact_states, [] {}, [] {});
   }
   if (!kSm90) transform.Load(p, kv_head, true);
   constexpr int kChunks = kHeadDim / 32;

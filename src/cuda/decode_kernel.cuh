@@ -242,10 +242,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
               ? ExactQueries{token_rows.query[0], Rows::kWords}
               : ExactQueries{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2},
           exact, *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
-          reinterpret_cast<SoftmaxState*>(shared + layout.exact_states), [&] {
-            if (!p.rope.enabled) return;
-            exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
-            token_rows.StoreToken(p, current.sequence, kv_head);
+          reinterpret_cast<SoftmaxState*>(shared + layout.exact_states),
+          [&] {
+            if (p.rope.enabled) exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
+          },
+          [&] {
+            if (p.rope.enabled) token_rows.template StoreToken<kWarps>(p, current.sequence, kv_head);
           });
     }
     if (kMean && !Mean::kStartsEarly) start_mean();

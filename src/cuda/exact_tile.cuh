@@ -148,12 +148,14 @@ struct ExactQueries {
 /// the block call it; `out` is ready, and `scratch` free, when it returns. out [kSlots][MergeRow(kHeadDim)]
 /// shared: sums of exp2(logit - largest) V, then the SoftmaxState; state [kSlots] shared, for its own use
 /// with_last: called where the sequence's last tile, which has its newest token, is in `loads`
-template <int kHeadDim, int kWarps, int kSlots, typename WithLast>
+/// beside_last: called later with that tile, when warps without a softmax have nothing to do
+template <int kHeadDim, int kWarps, int kSlots, typename WithLast, typename BesideLast>
 __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequence, int work_head,
                                                  int coded_end, int length, int first_tile, int tile_step,
                                                  ExactQueries queries, ExactLoads<kHeadDim, kWarps>& loads,
                                                  ExactScratch<kHeadDim, kSlots>& scratch, float* out,
-                                                 SoftmaxState* state, WithLast with_last) {
+                                                 SoftmaxState* state, WithLast with_last,
+                                                 BesideLast beside_last) {
   using Loads = ExactLoads<kHeadDim, kWarps>;
   constexpr int kSlices = Loads::kSlices, kSlicesAWarp = Loads::kSlicesAWarp;
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
@@ -202,6 +204,7 @@ __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequ
       }
     }
     __syncthreads();
+    if (index == tiles - 1) beside_last();
 #pragma unroll 1
     for (int h = warp; h < kSlots; h += kWarps) {  // softmax of one head
       float logit[2], top = kMaskedLogit;

@@ -19,10 +19,12 @@ struct NewRows {
   uint32_t query[kSlots][kWords];
   uint32_t key[kWords], value[kWords];  // only with FusedRope
 
-  /// Stores key and value in the cache. Every warp calls it, once they are there.
+  /// Stores key and value in the cache. Every warp calls it, once they are there; the last ones do it.
+  template <int kWarps>
   __device__ __forceinline__ void StoreToken(const DecodeParams& p, int sequence, int kv_head) const {
     constexpr int kWarpsARow = kHeadDim / 64;
-    const int warp = WarpIndex(), lane = threadIdx.x & 31;
+    static_assert(2 * kWarpsARow <= kWarps);
+    const int warp = kWarps - 1 - WarpIndex(), lane = threadIdx.x & 31;
     if (warp >= 2 * kWarpsARow) return;
     const bool is_value = warp >= kWarpsARow;
     const int j = (is_value ? warp - kWarpsARow : warp) * 32 + lane;
@@ -56,29 +58,76 @@ struct RowLoads {
     }
   }
 
-  /// After the wait for the kernel that writes them. Defines every register, so that none is live across the
-  /// tiles.
-  __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int work_head) {
-    const int warp = WarpIndex(), lane = threadIdx.x & 31, kv_head = p.KvHead(work_head);
+  /// Where the lane's elements lie with FusedRope: known before the rows are there. 32 bits are enough for a
+  /// batch that fits a block's shared memory.
+  struct Places {
+    const float* other;                                          // the layer's keys or values
+    int x[kPairs], y[kPairs], other_x[kPairs], other_y[kPairs];  // in the layer's queries; in `other`
+    bool has_query, has_other;
+  };
+  static __device__ __forceinline__ Places Find(const DecodeParams& p, int sequence, int work_head) {
+    const int warp = WarpIndex(), lane = threadIdx.x & 31;
     const QueryRows rows = RowsOf(p, work_head);
-    const size_t row = static_cast<size_t>(sequence) * p.kv_heads * p.query_heads + rows.first + warp;
-    const bool has_query = warp < rows.count;
-    if (!p.rope.enabled) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) query[i] = other[i] = make_float2(0, 0);
-      return;
-    }
-    const bool is_value = warp == kValueWarp, has_other = warp >= kKeyWarp;
-    const float* q = p.rope.q + row * kHeadDim;
-    const float* kv =
-        (is_value ? p.rope.v : p.rope.k) + (static_cast<size_t>(sequence) * p.kv_heads + kv_head) * kHeadDim;
+    const bool is_value = warp == kValueWarp;
+    const int row = (sequence * p.kv_heads * p.query_heads + rows.first + warp) * kHeadDim;
+    const int other_row = (sequence * p.kv_heads + p.KvHead(work_head)) * kHeadDim;
+    Places places;
+    places.other = is_value ? p.rope.v : p.rope.k;
+    places.has_query = warp < rows.count;
+    places.has_other = warp >= kKeyWarp;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int j = 32 * i + lane;
       const RopeChannels at = ChannelsOf(j, p.rope.rotary_dims, p.rope.neox);
-      const int x = is_value ? 2 * j : at.x, y = is_value ? 2 * j + 1 : at.y;
-      query[i] = make_float2(has_query ? q[at.x] : 0.0f, has_query ? q[at.y] : 0.0f);
-      other[i] = make_float2(has_other ? kv[x] : 0.0f, has_other ? kv[y] : 0.0f);
+      places.x[i] = row + at.x;
+      places.y[i] = row + at.y;
+      places.other_x[i] = other_row + (is_value ? 2 * j : at.x);
+      places.other_y[i] = other_row + (is_value ? 2 * j + 1 : at.y);
+    }
+    return places;
+  }
+  __device__ __forceinline__ void LoadFrom(const DecodeParams& p, const Places& places) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      query[i] =
+          places.has_query ? make_float2(p.rope.q[places.x[i]], p.rope.q[places.y[i]]) : make_float2(0, 0);
+      other[i] = places.has_other
+                     ? make_float2(places.other[places.other_x[i]], places.other[places.other_y[i]])
+                     : make_float2(0, 0);
+    }
+  }
+
+  /// Waits for the kernel that writes the rows, with all but the loads done before.
+  __device__ __forceinline__ void WaitAndLoad(const DecodeParams& p, int sequence, int work_head) {
+    Places places = Find(p, sequence, work_head);
+    places.other = Fresh(places.other);
+    int all = 0;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      for (int* at : {&places.x[i], &places.y[i], &places.other_x[i], &places.other_y[i]}) {
+        *at = Fresh(*at);
+        all |= *at;
+      }
+    }
+    // Always: but the compiler, which does not know, cannot compute the places after it.
+    if (all >= 0) WaitForPreviousKernel();
+    LoadFrom(p, places);
+  }
+
+  /// After the wait for the kernel that writes the rows. Defines every register, so that none is live across
+  /// the tiles.
+  __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int work_head) {
+    if (p.rope.enabled) {
+      LoadFrom(p, Find(p, sequence, work_head));
+      return;
+    }
+    const int warp = WarpIndex(), lane = threadIdx.x & 31;
+    const QueryRows rows = RowsOf(p, work_head);
+    const uint32_t* q = QueriesOf(p, sequence, rows) + warp * (kHeadDim / 2) + lane;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      query[i] = make_float2(warp < rows.count ? __uint_as_float(q[32 * i]) : 0.0f, 0);
+      other[i] = make_float2(0, 0);
     }
   }
 
@@ -88,9 +137,15 @@ struct RowLoads {
                                         NewRows<kHeadDim, kSlots>& rows) const {
     const int warp = WarpIndex(), lane = threadIdx.x & 31;
     const bool has_query = warp < RowsOf(p, work_head).count;
+    if (!p.rope.enabled) {
+      if (!has_query) return;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) rows.query[warp][32 * i + lane] = __float_as_uint(query[i].x);
+      return;
+    }
     bool fits = true;
     const auto put = [&](uint32_t* row, float2 pair, float limit) {
-      fits = fits && Within(pair, limit);
+      fits &= Within(pair, limit);
       *reinterpret_cast<__half2*>(row) = __floats2half2_rn(pair.x, pair.y);
     };
     if (has_query) {

@@ -33,6 +33,12 @@ __device__ __forceinline__ int Fresh(int x) {
   return x;
 }
 
+template <typename T>
+__device__ __forceinline__ const T* Fresh(const T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 /// 0, defined here and nowhere else: a variable that is only set under a condition then takes no register in
 /// the turn of a loop before.
 __device__ __forceinline__ float FreshZero() {

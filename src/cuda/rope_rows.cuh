@@ -41,7 +41,7 @@ __device__ __forceinline__ float2 Turned(float a, float b, float2 turn) {
 
 /// Whether both may be stored as fp16.
 __device__ __forceinline__ bool Within(float2 pair, float limit) {
-  return fabsf(pair.x) <= limit && fabsf(pair.y) <= limit;
+  return static_cast<bool>((fabsf(pair.x) <= limit) & (fabsf(pair.y) <= limit));  // not a branch
 }
 
 /// Stores dims d, d + 1 of a head's key or value in the sequence's exact tiles. p: has window_offset,

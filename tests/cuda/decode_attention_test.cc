@@ -458,6 +458,15 @@ void TestRefusals(const DeviceLimits& limits) {
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "17 query heads");
   shape.query_heads = 8, shape.batch = 1 << 20;
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
+  DecodeConfig own;  // warps that are workers do not rotate
+  own.shape.window_tiles = 3;
+  own.variant.warp_workers = true;
+  DecodeParams params{};
+  params.rope.enabled = true;
+  const Status status = LaunchDecodeAttention(own, params, false, nullptr);
+  Check(status.code() == ErrorCode::kInvalidArgument &&
+            status.message().find("does not rotate") != std::string::npos,
+        "a configuration without RoPE refuses it: " + status.message());
 }
 
 void Run(Cases& cases, const DeviceLimits& limits, bool quick, size_t every) {

@@ -17,7 +17,10 @@ constexpr bool kSm90 = BGTQ_EMULATED_SM == 90;
 
 inline int WarpIndex() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0); }
 
-inline int Fresh(int x) { return x; }
+template <typename T>
+inline T Fresh(T x) {
+  return x;
+}
 inline float FreshZero() { return 0; }
 
 uint32_t SelectBytes(uint32_t a, uint32_t b, uint32_t selectors);
