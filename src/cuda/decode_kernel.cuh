@@ -205,23 +205,27 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       WaitForPreviousKernel();
       load_rows(current);
     }
+    const auto query_words = [&] {
+      return p.rope.enabled
+                 ? QueryWords{token_rows.query[0], Rows::kWords}
+                 : QueryWords{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2};
+    };
     PrepareQueries<kHeadDim, kWarps, kFew, kMean || (kSm90 && kWarps > 8)>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch), query,
         [&] {
+          typename Mean::Factors factors;
+          if (kMean) factors = mean.LoadFactors(kSparing ? ring_phase >> 1 : mean_phase, header);
+          const int count = RowsOf(p, current.head).count;
           if (p.rope.enabled) {
             new_rows.Store(p, current.sequence, current.head, token_rows);
             __syncthreads();
-            queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
+            queries.Load(token_rows.query[0], Rows::kWords, count);
           }
-          if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
+          if (kMean) mean.StoreFactors(factors, header, query_words(), count);
           return queries;
         });
-    if (kMean) {
-      mean.PrepareQueries(kSparing ? ring_phase >> 1 : mean_phase, header,
-                          reinterpret_cast<const uint2*>(scratch));
-      (kSparing ? ring_phase : mean_phase) ^= kSparing ? 2 : 1;
-    }
+    if (kMean) (kSparing ? ring_phase : mean_phase) ^= kSparing ? 2 : 1;
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
       uint4* to = reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(pair) * p.query_layout.bytes);
@@ -237,11 +241,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
       if (!kEarlyValues) exact.LoadValues();
       AttendExactTiles<kHeadDim, kWarps, kSlots>(
-          p, current.sequence, current.head, coded_end, length, first_exact, sharers,
-          p.rope.enabled
-              ? ExactQueries{token_rows.query[0], Rows::kWords}
-              : ExactQueries{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2},
-          exact, *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
+          p, current.sequence, current.head, coded_end, length, first_exact, sharers, query_words(), exact,
+          *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
           reinterpret_cast<SoftmaxState*>(shared + layout.exact_states), [&] {
             if (!p.rope.enabled) return;
             exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
