@@ -51,6 +51,9 @@ bool TryVariant(DecodeConfig& config, const DecodeVariant& variant, int stages, 
                 const DeviceLimits& limits) {
   config.kernel = FindKernel(config.shape, config.traits, variant);
   if (!config.kernel) return false;
+  DecodeVariant with_rope = variant;
+  with_rope.rope = true;
+  config.rope_kernel = variant.warp_workers ? nullptr : FindKernel(config.shape, config.traits, with_rope);
   while (stages >= least_stages && SharedBytes(config, variant, stages) > limits.shared_bytes) --stages;
   if (stages < least_stages) return false;
   config.variant = variant;
@@ -211,12 +214,13 @@ int HeadParts(const DecodeShape& shape) { return (shape.query_heads + kMaxQueryH
 Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool early, CUstream_st* stream) {
   DecodeParams params = given;
   params.early = early;
+  const DecodeKernelPointer kernel = params.rope.enabled ? config.rope_kernel : config.kernel;
   BGTQ_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(config.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.shared_bytes),
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.shared_bytes),
       "decode attention's shared memory"));
   if (config.cluster_blocks > 1) {
     BGTQ_RETURN_IF_ERROR(
-        CudaStatus(cudaFuncSetAttribute(config.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        CudaStatus(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                    "decode attention's clusters"));
   }
   cudaLaunchAttribute attributes[2];
@@ -241,7 +245,7 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
   launch.stream = stream;
   launch.attrs = attributes;
   launch.numAttrs = count;
-  return CudaStatus(cudaLaunchKernelEx(&launch, config.kernel, params), "decode attention");
+  return CudaStatus(cudaLaunchKernelEx(&launch, kernel, params), "decode attention");
 }
 
 }  // namespace

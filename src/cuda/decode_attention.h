@@ -46,14 +46,14 @@ struct DecodeConfig {
   DecodeShape shape;
   HeadTraits traits;
   DecodeVariant variant;
-  DecodeKernelPointer kernel = nullptr;
-  int head_parts = 1, part_heads = 0;  // decode_params.h
+  DecodeKernelPointer kernel = nullptr, rope_kernel = nullptr;  // rope_kernel: with DecodeParams::rope
+  int head_parts = 1, part_heads = 0;                           // decode_params.h
   int workers = 0, cluster_blocks = 1, stages = 0, stage_bytes = 0, shared_bytes = 0;
   bool codes_once = false;
   QueryBlockLayout query_layout{};
   int64_t scratch_bytes = 0, exchange_bytes = 0;
   /// Whether the kernel can rotate and store the newest tokens itself (DecodeParams::rope).
-  bool fuses_rope() const { return shape.window_tiles > 0 && !variant.warp_workers; }
+  bool fuses_rope() const { return shape.window_tiles > 0 && rope_kernel != nullptr; }
   /// Tokens whose probabilities are rounded to 255ths of the largest among them.
   int rounding_tokens() const { return variant.split_tiles ? kTileTokens / 4 : kTileTokens; }
 };

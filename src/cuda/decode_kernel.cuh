@@ -53,7 +53,10 @@ struct HeadLoader {
 };
 
 /// kBlocks 4: a warp takes whole tiles. 1: four warps share a tile (attention_tile.cuh) and a ring.
-template <int kWarps, int kHeadDim, bool kFew, int kValueWidth, bool kMean, int kBlocks>
+/// kRope: rotates the newest token's rows and stores its key and value (FusedRope), instead of taking queries
+/// in fp16. What each needs between the wait and the tiles is more than a condition: registers and waits of
+/// one would be the other's too.
+template <int kWarps, int kHeadDim, bool kFew, int kValueWidth, bool kMean, int kBlocks, bool kRope>
 __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_constant__ DecodeParams p) {
   LetNextKernelStart();
   BGTQ_DYNAMIC_SHARED(uint8_t, 128, shared);
@@ -121,12 +124,15 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
   // copies are issued, or, where this kernel did not start early and the wait is over, before: queries come
   // sooner. A kernel that stores the newest token itself waits after it has asked for exact tiles as well.
-  QueryFragments<kHeadDim> queries;     // without FusedRope
-  RowLoads<kHeadDim, kWarps> new_rows;  // with it
+  QueryFragments<kHeadDim> queries;
+  RowLoads<kHeadDim, kWarps> new_rows;  // with kRope
   const auto load_rows = [&](const Segment& segment) {
-    const QueryRows rows = RowsOf(p, segment.head);
-    queries.Load(QueriesOf(p, segment.sequence, rows), kHeadDim / 2, p.rope.enabled ? 0 : rows.count);
-    new_rows.Load(p, segment.sequence, segment.head);
+    if constexpr (kRope) {
+      new_rows.Load(p, segment.sequence, segment.head);
+    } else {
+      const QueryRows rows = RowsOf(p, segment.head);
+      queries.Load(QueriesOf(p, segment.sequence, rows), kHeadDim / 2, rows.count);
+    }
   };
   if (!kSm90 || !p.early) {
     WaitForPreviousKernel();
@@ -150,7 +156,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
                                         first, step, block16 == 0 ? end : begin, start);
-  if (kSm90 && p.early && !p.rope.enabled) {
+  if (kSm90 && !kRope && p.early) {
     WaitForPreviousKernel();
     load_rows(start);
   }
@@ -192,36 +198,39 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     // Otherwise registers are lacking.
     constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
     constexpr bool kEarlyValues = kEarlyKeys && (kBlocks == 4 || kFew || !kMean);
-    if (kEarlyKeys) {  // without exact tiles, zeros: otherwise the registers would be live across the tiles
-      exact.tile = {nullptr, 0, 0, 0};
-      if (p.exact_tiles > 0) exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
+    if (kEarlyKeys && (kRope || p.exact_tiles > 0)) {
+      exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
       exact.LoadKeys();
       if (kEarlyValues) exact.LoadValues();
     }
-    new_rows.Turn(p, current.sequence);
-    // The first segment (and others before the warp's first tile: once more does no harm). The condition of
-    // the wait above again, uniform, but not kept in a register since; nor is `begin`.
-    if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(p.early && p.rope.enabled), 0)) {
-      WaitForPreviousKernel();
-      load_rows(current);
+    if constexpr (kRope) {
+      new_rows.Turn(p, current.sequence);
+      // The first segment (and others before the warp's first tile: once more does no harm). The condition is
+      // uniform, but not kept in a register; nor is `begin`.
+      if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(static_cast<int>(p.early)), 0)) {
+        new_rows.WaitAndLoad(p, current.sequence, current.head);
+      }
     }
-    PrepareQueries<kHeadDim, kWarps, kFew, kMean || (kSm90 && kWarps > 8)>(
+    const auto query_words = [&] {
+      if constexpr (kRope) return QueryWords{token_rows.query[0], Rows::kWords};
+      return QueryWords{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2};
+    };
+    PrepareQueries<kHeadDim, kWarps, kFew, kMean || (kRope && kSm90)>(
         p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
         query_transform, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch), query,
         [&] {
-          if (p.rope.enabled) {
+          typename Mean::Factors factors;
+          if (kMean) factors = mean.LoadFactors(kSparing ? ring_phase >> 1 : mean_phase, header);
+          const int count = RowsOf(p, current.head).count;
+          if constexpr (kRope) {
             new_rows.Store(p, current.sequence, current.head, token_rows);
             __syncthreads();
-            queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
+            queries.Load(token_rows.query[0], Rows::kWords, count);
           }
-          if (kMean && warp == 0) queries.Store(reinterpret_cast<uint2*>(scratch));  // free until exact tiles
+          if (kMean) mean.StoreFactors(factors, header, query_words(), count);
           return queries;
         });
-    if (kMean) {
-      mean.PrepareQueries(kSparing ? ring_phase >> 1 : mean_phase, header,
-                          reinterpret_cast<const uint2*>(scratch));
-      (kSparing ? ring_phase : mean_phase) ^= kSparing ? 2 : 1;
-    }
+    if (kMean) (kSparing ? ring_phase : mean_phase) ^= kSparing ? 2 : 1;
     __syncthreads();
     if (span.x == worker && rank == 0) {  // for whoever checks the rounding
       uint4* to = reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(pair) * p.query_layout.bytes);
@@ -237,17 +246,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       }
       if (!kEarlyValues) exact.LoadValues();
       AttendExactTiles<kHeadDim, kWarps, kSlots>(
-          p, current.sequence, current.head, coded_end, length, first_exact, sharers,
-          p.rope.enabled
-              ? ExactQueries{token_rows.query[0], Rows::kWords}
-              : ExactQueries{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2},
-          exact, *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
+          p, current.sequence, current.head, coded_end, length, first_exact, sharers, query_words(), exact,
+          *reinterpret_cast<ExactScratch<kHeadDim, kSlots>*>(scratch), merge.part + kSlots * kRow,
           reinterpret_cast<SoftmaxState*>(shared + layout.exact_states),
           [&] {
-            if (p.rope.enabled) exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
+            if constexpr (kRope) exact.Replace(exact.tile.end - 1, token_rows.key, token_rows.value);
           },
           [&] {
-            if (p.rope.enabled) token_rows.template StoreToken<kWarps>(p, current.sequence, kv_head);
+            if constexpr (kRope) token_rows.template StoreToken<kWarps>(p, current.sequence, kv_head);
           });
     }
     if (kMean && !Mean::kStartsEarly) start_mean();
@@ -315,8 +321,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     ValueTransform<kHeadDim, kWarps> value_transform;
     constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
-    const uint32_t step =
-        *p.step;  // asked for here, where nothing waits for it; a condition costs a register
+    // Asked for here, where nothing waits for it; the condition costs kRope a register in the tile loop.
+    const uint32_t step = kRope || span.y > 1 ? *p.step : 0;
     state.FinishSum();
     if (kMean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);

@@ -15,7 +15,22 @@ struct DecodeVariant {
   bool mean = false;          // some head of the model has a key mean
   bool split_tiles = false;   // four warps share a tile: for short contexts
   bool warp_workers = false;  // every warp its own worker: for many short sequences
+  bool rope = false;          // rotates and stores the newest token itself (FusedRope)
 };
+
+/// pick.operator()<few heads, mean, rope>() with what the variant says.
+template <typename Pick>
+DecodeKernelPointer PickInstance(const DecodeVariant& v, Pick pick) {
+  const auto with_rope = [&]<bool kFew, bool kMean>() {
+    return v.rope ? pick.template operator()<kFew, kMean, true>()
+                  : pick.template operator()<kFew, kMean, false>();
+  };
+  const auto with_mean = [&]<bool kFew>() {
+    return v.mean ? with_rope.template operator()<kFew, true>()
+                  : with_rope.template operator()<kFew, false>();
+  };
+  return v.few_heads ? with_mean.template operator()<true>() : with_mean.template operator()<false>();
+}
 
 /// Null where there is no such instance.
 DecodeKernelPointer DecodeKernel128Value3(const DecodeVariant& variant);  // head dim 128, every value width 3

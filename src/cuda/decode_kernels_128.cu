@@ -3,19 +3,13 @@
 #include "src/cuda/decode_kernels.h"
 
 namespace blockgtq::cuda {
-namespace {
-
-template <bool kFew, bool kMean>
-DecodeKernelPointer Pick(const DecodeVariant& v) {
-  if (v.warps != 8) return nullptr;
-  return v.split_tiles ? DecodeKernel<8, 128, kFew, 0, kMean, 1> : DecodeKernel<8, 128, kFew, 0, kMean, 4>;
-}
-
-}  // namespace
 
 DecodeKernelPointer DecodeKernel128(const DecodeVariant& v) {
-  if (v.few_heads) return v.mean ? Pick<true, true>(v) : Pick<true, false>(v);
-  return v.mean ? Pick<false, true>(v) : Pick<false, false>(v);
+  if (v.warps != 8) return nullptr;
+  return PickInstance(v, [&v]<bool kFew, bool kMean, bool kRope>() -> DecodeKernelPointer {
+    if (v.split_tiles) return DecodeKernel<8, 128, kFew, 0, kMean, 1, kRope>;
+    return DecodeKernel<8, 128, kFew, 0, kMean, 4, kRope>;
+  });
 }
 
 }  // namespace blockgtq::cuda

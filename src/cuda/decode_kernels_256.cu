@@ -3,23 +3,16 @@
 #include "src/cuda/decode_kernels.h"
 
 namespace blockgtq::cuda {
-namespace {
-
-template <bool kFew, bool kMean>
-DecodeKernelPointer Pick(const DecodeVariant& v) {
-  if (v.warps != 8) return nullptr;
-  if (v.split_tiles && kMean && !kFew) return nullptr;  // it would lack registers
-  if constexpr (kFew || !kMean) {
-    if (v.split_tiles) return DecodeKernel<8, 256, kFew, 0, kMean, 1>;
-  }
-  return DecodeKernel<8, 256, kFew, 0, kMean, 4>;
-}
-
-}  // namespace
 
 DecodeKernelPointer DecodeKernel256(const DecodeVariant& v) {
-  if (v.few_heads) return v.mean ? Pick<true, true>(v) : Pick<true, false>(v);
-  return v.mean ? Pick<false, true>(v) : Pick<false, false>(v);
+  if (v.warps != 8) return nullptr;
+  if (v.split_tiles && v.mean && !v.few_heads) return nullptr;  // it would lack registers
+  return PickInstance(v, [&v]<bool kFew, bool kMean, bool kRope>() -> DecodeKernelPointer {
+    if constexpr (kFew || !kMean) {
+      if (v.split_tiles) return DecodeKernel<8, 256, kFew, 0, kMean, 1, kRope>;
+    }
+    return DecodeKernel<8, 256, kFew, 0, kMean, 4, kRope>;
+  });
 }
 
 }  // namespace blockgtq::cuda

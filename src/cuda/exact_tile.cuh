@@ -138,12 +138,6 @@ struct ExactLoads {
   }
 };
 
-/// Query rows for AttendExactTiles: fp16 pairs, row_words apart, in shared or global memory.
-struct ExactQueries {
-  const uint32_t* rows;
-  int row_words;
-};
-
 /// Attends to tiles first_tile, first_tile + tile_step, ..., of which `loads` has the first. All threads of
 /// the block call it; `out` is ready, and `scratch` free, when it returns. out [kSlots][MergeRow(kHeadDim)]
 /// shared: sums of exp2(logit - largest) V, then the SoftmaxState; state [kSlots] shared, for its own use
@@ -152,7 +146,7 @@ struct ExactQueries {
 template <int kHeadDim, int kWarps, int kSlots, typename WithLast, typename BesideLast>
 __device__ __forceinline__ void AttendExactTiles(const DecodeParams& p, int sequence, int work_head,
                                                  int coded_end, int length, int first_tile, int tile_step,
-                                                 ExactQueries queries, ExactLoads<kHeadDim, kWarps>& loads,
+                                                 QueryWords queries, ExactLoads<kHeadDim, kWarps>& loads,
                                                  ExactScratch<kHeadDim, kSlots>& scratch, float* out,
                                                  SoftmaxState* state, WithLast with_last,
                                                  BesideLast beside_last) {

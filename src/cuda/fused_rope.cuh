@@ -1,8 +1,7 @@
-// The new token's rows on their way into the attention kernel. Each warp loads a query head's row, coalesced;
-// in shared memory, in fp16 and block order, all warps read them. Where a decode step leaves RoPE to this
-// kernel (FusedRope), rows come as the products leave them and are rotated here, and two warps bring the new
-// key and value, which the cache does not have yet: the block that attends to their tile puts them into what
-// it has loaded of it, and stores them.
+// The new token's rows on their way into an attention kernel that rotates them (FusedRope): they come as the
+// products leave them. Each warp loads a query head's row, coalesced; in shared memory, in fp16 and block
+// order, all warps read them. Two warps bring the new key and value, which the cache does not have yet: the
+// block that attends to their tile puts them into what it has loaded of it, and stores them.
 #pragma once
 
 #include "src/cuda/decode_params.h"
@@ -17,7 +16,7 @@ template <int kHeadDim, int kSlots>
 struct NewRows {
   static constexpr int kWords = kHeadDim / 2 + 4;
   uint32_t query[kSlots][kWords];
-  uint32_t key[kWords], value[kWords];  // only with FusedRope
+  uint32_t key[kWords], value[kWords];
 
   /// Stores key and value in the cache. Every warp calls it, once they are there; the last ones do it.
   template <int kWarps>
@@ -41,15 +40,12 @@ struct RowLoads {
   static constexpr int kPairs = kHeadDim / 64;
   static constexpr int kKeyWarp = kWarps - 2, kValueWarp = kWarps - 1;
   static_assert(kMaxQueryHeads <= kWarps);
-  float2 query[kPairs];  // without FusedRope: x is the fp16 pair
+  float2 query[kPairs];
   float2 other[kPairs];  // of key or value
   float2 turn[kPairs];   // cosine, sine
 
   /// What depends on the token's position alone.
   __device__ __forceinline__ void Turn(const DecodeParams& p, int sequence) {
-#pragma unroll
-    for (float2& t : turn) t = make_float2(FreshZero(), FreshZero());
-    if (!p.rope.enabled) return;
     const int lane = threadIdx.x & 31, position = __ldg(&p.rope.targets[sequence].position);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
@@ -58,7 +54,7 @@ struct RowLoads {
     }
   }
 
-  /// Where the lane's elements lie with FusedRope: known before the rows are there. 32 bits are enough for a
+  /// Where the lane's elements lie: known before the rows are there. 32 bits are enough for a
   /// batch that fits a block's shared memory.
   struct Places {
     const float* other;                                          // the layer's keys or values
@@ -117,32 +113,15 @@ struct RowLoads {
   /// After the wait for the kernel that writes the rows. Defines every register, so that none is live across
   /// the tiles.
   __device__ __forceinline__ void Load(const DecodeParams& p, int sequence, int work_head) {
-    if (p.rope.enabled) {
-      LoadFrom(p, Find(p, sequence, work_head));
-      return;
-    }
-    const int warp = WarpIndex(), lane = threadIdx.x & 31;
-    const QueryRows rows = RowsOf(p, work_head);
-    const uint32_t* q = QueriesOf(p, sequence, rows) + warp * (kHeadDim / 2) + lane;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      query[i] = make_float2(warp < rows.count ? __uint_as_float(q[32 * i]) : 0.0f, 0);
-      other[i] = make_float2(0, 0);
-    }
+    LoadFrom(p, Find(p, sequence, work_head));
   }
 
-  /// Rotates where that is asked for; the rows are there after the next __syncthreads.
+  /// Rotates them; the rows are there after the next __syncthreads.
   template <int kSlots>
   __device__ __forceinline__ void Store(const DecodeParams& p, int sequence, int work_head,
                                         NewRows<kHeadDim, kSlots>& rows) const {
     const int warp = WarpIndex(), lane = threadIdx.x & 31;
     const bool has_query = warp < RowsOf(p, work_head).count;
-    if (!p.rope.enabled) {
-      if (!has_query) return;
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) rows.query[warp][32 * i + lane] = __float_as_uint(query[i].x);
-      return;
-    }
     bool fits = true;
     const auto put = [&](uint32_t* row, float2 pair, float limit) {
       fits &= Within(pair, limit);

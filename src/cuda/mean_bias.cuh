@@ -14,6 +14,7 @@
 
 #include "src/cuda/async_copy.cuh"
 #include "src/cuda/decode_layout.h"
+#include "src/cuda/mean_factors.cuh"
 #include "src/cuda/mean_series.cuh"
 #include "src/cuda/ptx.cuh"
 #include "src/cuda/query_block.cuh"
@@ -27,8 +28,9 @@ struct SegmentTiles {
   int first_round, end_round;
 };
 
-/// The mean's bias of one segment, as one warp sees it. The segment calls Start, PrepareQueries, Begin and,
-/// for each of the warp's tiles, NextBatch, Set and AddMore. A head without a mean has one of zero.
+/// The mean's bias of one segment, as one warp sees it. The segment calls Start, LoadFactors, StoreFactors,
+/// Begin and, for each of the warp's tiles, NextBatch, Set and AddMore. A head without a mean has one of
+/// zero.
 template <int kHeadDim, int kWarps, bool kFew, int kBlocks>
 class MeanBias {
  public:
@@ -88,12 +90,17 @@ class MeanBias {
     LoadBatch(phases, warp / kPasses);
   }
 
-  /// The query's side (`queries` as QueryFragments stores them). Every thread calls it; ready after the next
-  /// __syncthreads.
-  __device__ __forceinline__ void PrepareQueries(int barrier_phase, const HeadHeader& header,
-                                                 const uint2* queries) {
+  /// Waits for the constants and reads what the query's side needs of them. Every thread calls it and then,
+  /// when the queries are there, StoreFactors; those are there after the next __syncthreads.
+  __device__ __forceinline__ Factors LoadFactors(int barrier_phase, const HeadHeader& header) const {
     BarrierWait(barrier_, barrier_phase);
-    Factors::Store(p, header, queries, constants_, factors_);
+    Factors factors;
+    factors.Load(p, header, constants_);
+    return factors;
+  }
+  __device__ __forceinline__ void StoreFactors(const Factors& factors, const HeadHeader& header,
+                                               const QueryWords& queries, int count) const {
+    factors.Store(p, header, queries, count, constants_, factors_);
   }
 
   /// Before the first tile. Every thread of the block calls it.

@@ -1,83 +1,20 @@
-// The parts of mean_bias.cuh that run once a segment and once a batch of 8 tiles: the query's factors, and
-// coefficients from phases.
+// The part of mean_bias.cuh that runs once a batch of 8 tiles: coefficients from phases and the query's
+// factors.
 #pragma once
 
 #include <algorithm>
 
+#include "src/cuda/mean_factors.cuh"
 #include "src/cuda/mean_layout.h"
 #include "src/cuda/ptx.cuh"
-#include "src/cuda/query_block.cuh"
 
 namespace blockgtq::cuda {
 
-__device__ __forceinline__ uint32_t HalfWord(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
-__device__ __forceinline__ __half2 WordHalves(uint32_t w) { return *reinterpret_cast<const __half2*>(&w); }
 /// v as (high, low) halves.
 __device__ __forceinline__ uint32_t HighLow(float v) {
   const float2 high = __half22float2(__floats2half2_rn(v, v));
   return HalfWord(__floats2half2_rn(v, v - high.x));
 }
-
-/// The query's side, shared by the warps: a warp makes terms warp, warp + kWarps, ... (mean_layout.h).
-template <int kHeadDim, int kWarps, bool kFew>
-struct MeanFactors {
-  static constexpr int kGroups = kFew ? 1 : 2, kSlots = SeriesSlots(kHeadDim, 0);
-  static constexpr int kTerms = SeriesTerms(kHeadDim), kTermsAWarp = (kTerms + kWarps - 1) / kWarps;
-
-  /// Every thread calls it.
-  /// queries: in shared memory, as QueryFragments stores them
-  static __device__ __forceinline__ void Store(const DecodeParams& p, const HeadHeader& header,
-                                               const uint2* queries, uint8_t* constants, uint8_t* factors) {
-    const int lane = Fresh(threadIdx.x & 31), g = lane >> 2, tq = lane & 3, warp = Fresh(WarpIndex());
-    const float scale = p.logit_scale;
-    const auto query_of = [&](int head, int unit) {  // blocks t and t + 4
-      return queries[unit * 32 + 4 * head + tq];
-    };
-#pragma unroll
-    for (int i = 0; i < kTermsAWarp; ++i) {
-      const int term = warp + i * kWarps;
-      if (header.series_units == 0 || term >= kTerms) continue;
-      int slot = term;
-#pragma unroll
-      for (int level = 1; level < kSeriesLevels; ++level) {
-        if (term >= SeriesTerms(kHeadDim, level)) slot = term - SeriesTerms(kHeadDim, level);
-      }
-      const int unit = min(header.series_first + slot, kHeadDim / kUnitWidth - 1);
-      const float4 m = *reinterpret_cast<const float4*>(
-          constants + MeanConstants::Terms() + term * MeanConstants::kTermBytes + (g & 1) * 64 + tq * 16);
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const uint2 query = query_of(4 * group + (g >> 1), unit);
-        const float2 q0 = __half22float2(WordHalves(query.x)), q1 = __half22float2(WordHalves(query.y));
-        // conj(q) m: its product with e^{i phase} has the real part (cos, sin) . (c, s).
-        const float c0 = (q0.x * m.x + q0.y * m.y) * scale, s0 = (q0.y * m.x - q0.x * m.y) * scale;
-        const float c1 = (q1.x * m.z + q1.y * m.w) * scale, s1 = (q1.y * m.z - q1.x * m.w) * scale;
-        const __half2 z0 = __floats2half2_rn(c0, s0), z1 = __floats2half2_rn(c1, s1);
-        uint8_t* to = factors + group * FactorBytesOfGroup(kHeadDim);
-        if (term < kSlots) {  // level 0
-          const float2 r0 = __half22float2(z0), r1 = __half22float2(z1);
-          reinterpret_cast<uint4*>(to)[term * 32 + lane] =
-              make_uint4(HalfWord(z0), HalfWord(z1), HalfWord(__floats2half2_rn(c0 - r0.x, s0 - r0.y)),
-                         HalfWord(__floats2half2_rn(c1 - r1.x, s1 - r1.y)));
-        } else {
-          reinterpret_cast<uint2*>(to)[(kSlots + term) * 32 + lane] = make_uint2(HalfWord(z0), HalfWord(z1));
-        }
-      }
-    }
-    // Direct units, by the last warps, which have fewer terms.
-#pragma unroll 1
-    for (int u = kWarps - 1 - warp; u < header.direct_units; u += kWarps) {
-      const uint2 q = query_of(kFew ? g >> 1 : g, header.direct_unit[u]);
-      const float2 q0 = __half22float2(WordHalves(q.x)), q1 = __half22float2(WordHalves(q.y));
-      reinterpret_cast<uint4*>(constants + MeanConstants::Direct(kHeadDim) + u * MeanConstants::kDirectBytes +
-                               MeanConstants::kDirectQuery)[lane] =
-          make_uint4(HalfWord(__floats2half2_rn(q0.x * scale, q0.y * scale)),
-                     HalfWord(__floats2half2_rn(q1.x * scale, q1.y * scale)),
-                     HalfWord(__floats2half2_rn(q0.y * scale, -q0.x * scale)),
-                     HalfWord(__floats2half2_rn(q1.y * scale, -q1.x * scale)));
-    }
-  }
-};
 
 /// Phases of the half tiles of a batch, rows of a product: of a lane rows g and g + 8, the halves of tile g.
 /// kHeld: slots whose phases are in registers at a time; the others follow as those are used.

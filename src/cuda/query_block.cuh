@@ -37,6 +37,12 @@ __device__ __forceinline__ const uint32_t* QueriesOf(const DecodeParams& p, int 
   return reinterpret_cast<const uint32_t*>(p.queries + first * p.head_dim);
 }
 
+/// A work head's query rows in shared or in global memory: fp16 pairs in block order.
+struct QueryWords {
+  const uint32_t* rows;
+  int row_words;  // from one row to the next
+};
+
 /// Scratch of PrepareQueries in shared memory: the largest of a unit's dims.
 template <int kHeadDim>
 struct QueryScratch {
@@ -80,11 +86,6 @@ struct QueryFragments {
       b0[k] = g < count ? q[8 * k] : 0;
       b1[k] = g < count ? q[8 * k + 4] : 0;
     }
-  }
-  /// A warp stores them [kSteps][32]: lane 4 head + t has blocks t and t + 4 of a unit, zero past the heads.
-  __device__ __forceinline__ void Store(uint2* to) const {
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) to[k * 32 + (threadIdx.x & 31)] = make_uint2(b0[k], b1[k]);
   }
 };
 
