@@ -38,17 +38,27 @@ class MeanBias {
   static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
   /// Otherwise registers are lacking.
-  static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128 && (kFew || kBlocks == 4);
+  static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128;
+  /// Slots whose phases are there when a batch is begun.
   static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), 2);
+  /// The same for a warp's first batch, whose phases are on their way while the queries are prepared.
+  static constexpr int kHeldAtStart = !kStartsEarly          ? kHeld
+                                      : kFew || kBlocks == 1 ? SeriesSlots(kHeadDim, 0)
+                                                             : std::min(SeriesSlots(kHeadDim, 0), 3);
   /// Groups of 4 query heads that one pass over a batch's phases serves: all, where there are registers and a
   /// warp takes whole batches.
   static constexpr int kGroupsAPass = kBlocks == 4 && kWarps <= 8 && kHeadDim <= 128 ? kGroups : 1;
   static constexpr int kPasses = kGroups / kGroupsAPass;
+  /// Parts (ComputeSeriesPart) of a pass over a batch that warps share, for warps of their own.
+  static constexpr int kParts = kWarps <= 8 && kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kSharedTasks = kPasses * kParts;  // of a batch
   /// Slots whose phases may be on their way: all, where there are registers.
   static constexpr int kMostHeld = kFew || (kBlocks == 4 && kWarps <= 8) ? SeriesSlots(kHeadDim, 0)
                                    : kWarps <= 8                         ? 2
                                                                          : 1;
-  using Phases = BatchPhases<kHeadDim, kHeld, !kStartsEarly>;
+  template <int kSlots>
+  using PhasesOf = BatchPhases<kHeadDim, kSlots, !kStartsEarly>;
+  using Phases = PhasesOf<kHeldAtStart>;
   using Logits = float[2 * kBlocks * kHeads];
 
   /// Shared memory (SharedLayout): constants of the head, factors, tiles
@@ -87,7 +97,7 @@ class MeanBias {
     // Batches of different warps should not coincide, which costs some warps one batch more.
     constexpr int kManyRounds = 3 * kBatchTiles;
     batch_end_ = Shared() ? 1 << 30 : round + kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
-    LoadBatch(phases, warp / kPasses);
+    LoadBatch(phases, warp);
   }
 
   /// Waits for the constants and reads what the query's side needs of them. Every thread calls it and then,
@@ -105,18 +115,26 @@ class MeanBias {
 
   /// Before the first tile. Every thread of the block calls it.
   __device__ __forceinline__ void Begin(Phases& phases) {
-    // A short segment: the warps share its batches, each for 4 heads. Otherwise a warp starts with its own
-    // first batch.
-    const bool shared = Shared();
-    const int warp = WarpIndex(), step = shared ? kWarps : 1, end = shared ? Tasks() : kPasses;
+    // A short segment: the warps share the tasks of its batches. Otherwise a warp starts with its own first
+    // batch.
+    const int warp = WarpIndex();
+    if (kParts > 1 && Shared()) {
+      const int tasks = Tasks();
+#pragma unroll 1
+      for (int task = warp; task < tasks; task += kWarps) {
+        if (task != warp) LoadBatch(phases, task);
+        const int of_batch = task % kSharedTasks;
+        ComputePart(phases, SharedTile(task), of_batch / kParts, of_batch % kParts);
+      }
+      __syncthreads();
+      return;
+    }
+    const bool shared = kParts == 1 && Shared();
+    const int step = shared ? kWarps : 1, end = shared ? Tasks() : kPasses;
 #pragma unroll 1
     for (int task = shared ? warp : 0; task < end; task += step) {
-      if (shared && task != warp) LoadBatch(phases, task / kPasses);
-      const int index = task / kPasses * kBatchTiles + Row();
-      Compute(phases,
-              shared ? TileAt(index % kTeams, segment_.first_round + index / kTeams)
-                     : TileAt(warp, first_round_ + Row()),
-              task % kPasses);
+      if (shared && task != warp) LoadBatch(phases, task);
+      Compute(phases, shared ? SharedTile(task) : TileAt(warp, first_round_ + Row()), task % kPasses);
     }
     if (shared) {
       __syncthreads();
@@ -130,9 +148,9 @@ class MeanBias {
   __device__ __forceinline__ void NextBatch(int round, int tile) {
     if (__builtin_expect(round != batch_end_, 1)) return;
     batch_end_ += kBatchTiles;
-    Phases phases;
+    PhasesOf<kHeld> phases;
     phases.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * i; });
-    Phases::Prefetch(p, segment_.tiles - 1, [&](int i) { return tile + segment_.step * (i + kBatchTiles); });
+    phases.Prefetch(p, segment_.tiles - 1, [&](int i) { return tile + segment_.step * (i + kBatchTiles); });
     __syncwarp();
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) Compute(phases, TileAt(WarpIndex(), round + Row()), pass);
@@ -246,28 +264,45 @@ class MeanBias {
     return tiles_ + (owner * kBatchTiles + (round & (kBatchTiles - 1))) * TileWords();
   }
   static __device__ __forceinline__ int Row() { return Fresh(threadIdx.x >> 2 & 7); }
+  /// Of this lane, where the warps share batches.
+  __device__ __forceinline__ uint32_t* SharedTile(int task) const {
+    const int index = task / kSharedTasks * kBatchTiles + Row();
+    return TileAt(index % kTeams, segment_.first_round + index / kTeams);
+  }
   __device__ __forceinline__ int Rounds() const { return segment_.end_round - segment_.first_round; }
   /// Whether the block's batches are shared by its warps, because a warp has no more tiles than one batch.
   __device__ __forceinline__ bool Shared() const { return Rounds() <= kBatchTiles; }
-  /// Batches times passes, where they are shared.
+  /// Of the batches together, where they are shared.
   __device__ __forceinline__ int Tasks() const {
-    return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kPasses;
+    return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kSharedTasks;
   }
-  /// Phases of a batch: of a shared one, or of this warp's first own one.
-  __device__ __forceinline__ void LoadBatch(Phases& phases, int batch) const {
+  /// Phases of a batch: that of a shared task, or this warp's first own one.
+  __device__ __forceinline__ void LoadBatch(Phases& phases, int task) const {
     const bool shared = Shared();
-    phases.Load(p, *header_, segment_.tiles - 1, [&](int i) {
-      const int index = batch * kBatchTiles + i;
+    const auto tile_of = [&](int i) {
+      const int index = task / kSharedTasks * kBatchTiles + i;
       return shared ? segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams
                     : first_tile_ + segment_.step * i;
-    });
+    };
+    phases.Load(p, *header_, segment_.tiles - 1, tile_of, shared && task % kParts == 1);
   }
   /// What a batch's tiles have for the heads of a pass, from the phases loaded. to: of this lane's tile
-  __device__ __forceinline__ void Compute(const Phases& phases, uint32_t* to, int pass) const {
+  template <int kSlots>
+  __device__ __forceinline__ void Compute(const PhasesOf<kSlots>& phases, uint32_t* to, int pass) const {
     if (pass == 0) phases.StoreDirect(*header_, to + CoefficientWords(kFew) + 4);
     const int group = pass * kGroupsAPass;
     ComputeSeries<kHeadDim, kFew, kGroupsAPass, kMostHeld>(
         phases, header_->series_units, factors_ + group * FactorBytesOfGroup(kHeadDim), group, to);
+  }
+
+  /// A part of it (ComputeSeriesPart).
+  __device__ __forceinline__ void ComputePart(const Phases& phases, uint32_t* to, int pass, int part) const {
+    if constexpr (kParts > 1) {
+      if (pass == 0 && part == 1) phases.StoreDirect(*header_, to + CoefficientWords(kFew) + 4);
+      const int group = pass * kGroupsAPass;
+      ComputeSeriesPart<kHeadDim, kFew, kGroupsAPass>(
+          part, phases, header_->series_units, factors_ + group * FactorBytesOfGroup(kHeadDim), group, to);
+    }
   }
 
   const DecodeParams& p;

@@ -16,8 +16,11 @@ __device__ __forceinline__ uint32_t HighLow(float v) {
   return HalfWord(__floats2half2_rn(v, v - high.x));
 }
 
+/// The last slot that a row of phases has for `units`, which need not be many.
+constexpr int LastSlot(int head_dim, int units) { return SeriesSlotsUsed(head_dim, units) - 1; }
+
 /// Phases of the half tiles of a batch, rows of a product: of a lane rows g and g + 8, the halves of tile g.
-/// kHeld: slots whose phases are in registers at a time; the others follow as those are used.
+/// kHeld: slots whose phases Load asks for; the others follow as those are used.
 /// kSparing: loads as few as that at a time.
 template <int kHeadDim, int kHeld, bool kSparing>
 struct BatchPhases {
@@ -29,19 +32,23 @@ struct BatchPhases {
   const uint4* row;                     // unit 0
 
   /// tile_of(i): tile of the batch, 0 <= i < kBatchTiles; those outside [0, last] count as the nearest.
-  /// It loads without conditions, so that no register is live before.
+  /// It loads without conditions, so that no register is live before. skips_low: those are not needed; in
+  /// their place the high halves come again, which costs no further lines.
   template <typename TileOf>
   __device__ __forceinline__ void Load(const DecodeParams& p, const HeadHeader& header, int last,
-                                       TileOf tile_of) {
-    static_assert(kHeld <= 4, "all heads have so many units from series_first on");
+                                       TileOf tile_of, bool skips_low = false) {
+    // All heads have 4 units from series_first on.
+    const int last_slot = kHeld <= 4 ? kHeld - 1 : max(LastSlot(kHeadDim, header.series_units), 0);
+    const int low_quads = skips_low ? 0 : kUnitQuads / 2;
     const int tile = max(0, min(tile_of(Fresh(threadIdx.x >> 2 & 7)), last));
     row = reinterpret_cast<const uint4*>(p.phases) + static_cast<size_t>(tile) * (kUnits * kUnitQuads) +
           (threadIdx.x & 3);
     series_row = row + header.series_first * kUnitQuads;
 #pragma unroll
     for (int s = 0; s < kHeld; ++s) {
-      high[s] = High(s);
-      low[s] = Low(s);
+      const uint4* slot = series_row + min(s, last_slot) * kUnitQuads;
+      high[s] = Read(slot);
+      low[s] = Read(slot + low_quads);
     }
     direct = __ldg(row + header.direct_unit[0] * kUnitQuads);
   }
@@ -86,49 +93,81 @@ __device__ __forceinline__ void MmaF16Or0(bool from_zero, float* d, const uint4&
   }
 }
 
-/// The sums of a batch's product for 4 query heads: of a lane [high or low part of level 0, then the
-/// levels][4].
+// The sums of a batch's product for 4 query heads: of a lane [sums][4]. Store: half tile r's words of them
+// (MeanTileWords).
+
+/// Of level 0. kChains: of dependent products that the mixed ones (high x low) are.
+template <int kChains>
+struct FirstLevelSums {
+  float high[4], low[kChains][4];  // high: high x high
+
+  __device__ __forceinline__ void Add(const uint8_t* factors, int s, bool first, const uint4& a_high,
+                                      const uint4& a_low) {
+    const uint4 z = reinterpret_cast<const uint4*>(factors)[s * 32 + Fresh(threadIdx.x & 31)];
+    MmaF16Or0(first, high, a_high, z.x, z.y);
+    MmaF16Or0(first, low[0], a_low, z.x, z.y);
+    MmaF16Or0(first && kChains > 1, low[kChains - 1], a_high, z.z, z.w);
+  }
+  __device__ __forceinline__ void Store(uint32_t* words, int r) const {
+    *reinterpret_cast<uint2*>(words) = make_uint2(HighLow(Sum(2 * r)), HighLow(Sum(2 * r + 1)));
+  }
+
+ private:
+  __device__ __forceinline__ float Sum(int i) const {
+    return high[i] + (kChains > 1 ? low[0][i] + low[kChains - 1][i] : low[0][i]);
+  }
+};
+
+/// Of the levels from 1 on.
 template <int kHeadDim>
-struct SeriesSums {
-  float high[4], low[4], rest[kSeriesLevels][4];  // high: high x high; low: the mixed products
-  uint32_t pair[kSeriesLevels][2];                // of levels from 3 on, which the first slots complete
+struct LaterLevelSums {
+  float sums[kSeriesLevels][4];
+  uint32_t pair[kSeriesLevels][2];  // of levels from 3 on, which the first slots complete
 
   /// Slot s, in order. kLeast: a slot that s is not below, where the compiler does not know s.
   template <int kLeast = 0>
-  __device__ __forceinline__ void Add(const uint8_t* factors, int s, const uint4& a_high,
-                                      const uint4& a_low) {
+  __device__ __forceinline__ void Add(const uint8_t* factors, int s, const uint4& a_high) {
     const int lane = Fresh(threadIdx.x & 31);
-    const bool first = kLeast == 0 && s == 0;
 #pragma unroll
     for (int level = kSeriesLevels - 1; level > 0; --level) {
       if (kLeast >= SeriesSlots(kHeadDim, level) || s >= SeriesSlots(kHeadDim, level)) continue;
       const int term = SeriesSlots(kHeadDim, 0) + SeriesTerms(kHeadDim, level) + s;
       const uint2 y = reinterpret_cast<const uint2*>(factors)[term * 32 + lane];
-      MmaF16Or0(first, rest[level], a_high, y.x, y.y);
+      MmaF16Or0(kLeast == 0 && s == 0, sums[level], a_high, y.x, y.y);
       if (level > 2 && s == SeriesSlots(kHeadDim, level) - 1) {  // frees registers
         pair[level][0] = Packed(level, 0);
         pair[level][1] = Packed(level, 1);
       }
     }
-    const uint4 z = reinterpret_cast<const uint4*>(factors)[s * 32 + lane];
-    MmaF16Or0(first, high, a_high, z.x, z.y);
-    MmaF16Or0(first, low, a_low, z.x, z.y);
-    MmaF16(low, a_high, z.z, z.w);
   }
-  /// Half tile r's coefficients (MeanTileWords).
   __device__ __forceinline__ void Store(uint32_t* words, int r) const {
-    *reinterpret_cast<uint2*>(words) =
-        make_uint2(HighLow(high[2 * r] + low[2 * r]), HighLow(high[2 * r + 1] + low[2 * r + 1]));
     reinterpret_cast<uint2*>(words)[1] = make_uint2(Packed(1, r), Packed(2, r));
     reinterpret_cast<uint4*>(words)[1] = make_uint4(pair[3][r], pair[4][r], pair[5][r], pair[6][r]);
   }
 
  private:
   __device__ __forceinline__ uint32_t Packed(int level, int r) const {
-    return HalfWord(__floats2half2_rn(rest[level][2 * r], rest[level][2 * r + 1]));
+    return HalfWord(__floats2half2_rn(sums[level][2 * r], sums[level][2 * r + 1]));
   }
 };
 
+/// Where this lane's query head has the coefficients of a half tile. to: of its tile; group: of 4 heads
+template <bool kFew>
+__device__ __forceinline__ uint32_t* SeriesWords(uint32_t* to, int group, int half) {
+  const int tq = Fresh(threadIdx.x & 3);
+  return to + half * (CoefficientWords(kFew) / 2) + (4 * group + (tq ^ 2 * half)) * 8;
+}
+/// The coefficients of groups group, group + 1, ... without units.
+template <bool kFew, int kGroups>
+__device__ __forceinline__ void StoreNoSeries(uint32_t* to, int group) {
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      reinterpret_cast<uint4*>(SeriesWords<kFew>(to, group + i, r >> 1))[r & 1] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
 /// Slots of `slots` whose phases are asked for when slot `done` is: `most` at a time, fewer while many levels
 /// have their sums in registers.
 constexpr int SlotsAskedFor(int done, int most, int slots) {
@@ -142,32 +181,16 @@ template <int kHeadDim, bool kFew, int kGroups, int kMostHeld, int kHeld, bool k
 __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld, kSparing>& phases, int units,
                                               const uint8_t* factors, int group, uint32_t* to) {
   constexpr int kSlots = SeriesSlots(kHeadDim, 0);
-  const int lane = Fresh(threadIdx.x & 31), tq = lane & 3;
-  const auto words = [&](int i, int half) {
-    return to + half * (CoefficientWords(kFew) / 2) + (4 * (group + i) + (tq ^ 2 * half)) * 8;
-  };
-  if (units == 0) {
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) reinterpret_cast<uint4*>(words(i, r >> 1))[r & 1] = make_uint4(0, 0, 0, 0);
-    }
-    return;
-  }
-  SeriesSums<kHeadDim> sums[kGroups];
-  const auto add = [&](int s, const uint4& high, const uint4& low) {
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      sums[i].Add(factors + i * FactorBytesOfGroup(kHeadDim), s, high, low);
-    }
-  };
+  if (units == 0) return StoreNoSeries<kFew, kGroups>(to, group);
+  FirstLevelSums<1> first[kGroups];
+  LaterLevelSums<kHeadDim> later[kGroups];
   // A slot's phases are read once. Those of the first kHeld are there; the others are asked for as soon as
   // the first slots, which have the most levels, have given their registers back: two waits a batch, where
   // there is room for kMostHeld = kSlots.
   constexpr int kUnrolled = kSlots > 8 ? 4 : kSlots, kAtOnce = kSlots > 8 ? 2 : kSlots;
   static_assert((kSlots - kUnrolled) % kAtOnce == 0);
   constexpr bool kOrdered = kSparing || kMostHeld < kSlots;  // keeps the compiler from moving loads ahead
-  const int last = units > 4 ? kSlots - 1 : kSlots > 4 ? 3 : kSlots - 1;  // of the row, whatever its units
+  const int last = LastSlot(kHeadDim, units);
   uint4 high[kUnrolled], low[kUnrolled];
 #pragma unroll
   for (int s = 0; s < kHeld; ++s) {
@@ -178,9 +201,14 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld,
   for (int s = 0; s < kUnrolled; ++s) {
     if (s == 4 && units <= 4) break;
     if (kOrdered) __syncwarp();
-    add(s, high[s], low[s]);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const uint8_t* from = factors + i * FactorBytesOfGroup(kHeadDim);
+      later[i].Add(from, s, high[s]);
+      first[i].Add(from, s, s == 0, high[s], low[s]);
+    }
     if (kOrdered) __syncwarp();
-    const int from = s == 0 ? kHeld : SlotsAskedFor(s - 1, kMostHeld, kUnrolled);
+    const int from = s == 0 ? kHeld : std::max(kHeld, SlotsAskedFor(s - 1, kMostHeld, kUnrolled));
     const int until = SlotsAskedFor(s, kMostHeld, kUnrolled);
 #pragma unroll
     for (int next = from; next < until; ++next) {
@@ -199,7 +227,9 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld,
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         for (int g = 0; g < kGroups; ++g) {
-          sums[g].template Add<kUnrolled>(factors + g * FactorBytesOfGroup(kHeadDim), s + i, high[i], low[i]);
+          const uint8_t* from = factors + g * FactorBytesOfGroup(kHeadDim);
+          later[g].template Add<kUnrolled>(from, s + i, high[i]);
+          first[g].Add(from, s + i, false, high[i], low[i]);
         }
       }
     }
@@ -207,7 +237,64 @@ __device__ __forceinline__ void ComputeSeries(const BatchPhases<kHeadDim, kHeld,
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sums[i].Store(words(i, r), r);
+    for (int r = 0; r < 2; ++r) {
+      uint32_t* words = SeriesWords<kFew>(to, group + i, r);
+      first[i].Store(words, r);
+      later[i].Store(words, r);
+    }
+  }
+}
+
+/// A part of the same, for batches that warps share: part 0 is level 0, part 1 the levels from 1 on; each
+/// writes words of its own. All phases that it needs are asked for at once.
+template <int kHeadDim, bool kFew, int kGroups, int kHeld, bool kSparing>
+__device__ __forceinline__ void ComputeSeriesPart(int part,
+                                                  const BatchPhases<kHeadDim, kHeld, kSparing>& phases,
+                                                  int units, const uint8_t* factors, int group,
+                                                  uint32_t* to) {
+  constexpr int kSlots = SeriesSlots(kHeadDim, 0), kLaterSlots = SeriesSlots(kHeadDim, 1);
+  const int last = LastSlot(kHeadDim, units);
+  if (units == 0) {
+    if (part == 0) StoreNoSeries<kFew, kGroups>(to, group);
+  } else if (part == 0) {
+    uint4 high[kSlots], low[kSlots];
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {  // factors of the slots past the last one are zero
+      high[s] = s < kHeld ? phases.high[s < kHeld ? s : 0] : phases.High(std::min(s, last));
+      low[s] = s < kHeld ? phases.low[s < kHeld ? s : 0] : phases.Low(std::min(s, last));
+    }
+    FirstLevelSums<2> sums[kGroups];
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        sums[i].Add(factors + i * FactorBytesOfGroup(kHeadDim), s, s == 0, high[s], low[s]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sums[i].Store(SeriesWords<kFew>(to, group + i, r), r);
+    }
+  } else {
+    uint4 high[kLaterSlots];
+#pragma unroll
+    for (int s = 0; s < kLaterSlots; ++s) {
+      high[s] = s < kHeld ? phases.high[s < kHeld ? s : 0] : phases.High(std::min(s, last));
+    }
+    LaterLevelSums<kHeadDim> sums[kGroups];
+#pragma unroll
+    for (int s = 0; s < kLaterSlots; ++s) {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        sums[i].Add(factors + i * FactorBytesOfGroup(kHeadDim), s, high[s]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sums[i].Store(SeriesWords<kFew>(to, group + i, r), r);
+    }
   }
 }
 
