@@ -8,8 +8,9 @@ DecodeKernelPointer DecodeKernel128Value3(const DecodeVariant& v) {
   if (v.split_tiles || (v.warps != 8 && v.warps != 12)) return nullptr;
   return PickInstance(v, [&v]<bool kFew, bool kMean, bool kRope>() -> DecodeKernelPointer {
     if (v.warps == 12) {
-      if constexpr (kMean && kRope && !kFew) return nullptr;  // it would lack registers
-      return DecodeKernel<12, 128, kFew, 3, kMean, 4, kRope>;
+      // With kRope the loop over tiles would lack registers, and long contexts hardly gain from it.
+      if constexpr (kRope) return nullptr;
+      return DecodeKernel<12, 128, kFew, 3, kMean, 4, false>;
     }
     return DecodeKernel<8, 128, kFew, 3, kMean, 4, kRope>;
   });

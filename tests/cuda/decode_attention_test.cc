@@ -376,9 +376,6 @@ std::vector<Case> FusedCases(bool quick) {
           force(add(name, partial, query_heads, mean, {600, 0, 64}, {30, 2, 65}), 8, split, blocks, 8);
         }
       }
-      if (!mean || query_heads <= kFewQueryHeads) {  // the other has no such instance
-        force(add("12 warps", partial, query_heads, mean, {1300, 64}, {64, 1}), 12, false, 2, 6);
-      }
       add("99 KB", norm64, query_heads, mean, {300, 64}, {20, 65}).shared_bytes = 99 << 10;
     }
   }
