@@ -15,8 +15,8 @@ void GeluTanhMul(float* gate, const float* up, int64_t n);
 void Add(const float* x, int64_t n, float* y);
 /// log(sum exp(x)) of [n], stable.
 double LogSumExp(const float* x, int64_t n);
-/// sum p (log p - log q), p = softmax(base), q = softmax(test), of [n]; base_sum: LogSumExp(base). NaN where one
-/// of either is, or +infinity. Tokens of p < e^-50 count nothing.
+/// sum p (log p - log q), p = softmax(base), q = softmax(test), of [n]; base_sum: LogSumExp(base). NaN where
+/// one of either is, or +infinity. Tokens of p < e^-50 count nothing.
 double KlDivergence(const float* base, double base_sum, const float* test, int64_t n);
 /// The first index of the largest of [n]; -1 where one is NaN or +infinity, or all are -infinity.
 int32_t LargestIndex(const float* x, int64_t n);

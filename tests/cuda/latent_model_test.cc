@@ -97,7 +97,8 @@ void RunAll(const DeviceLimits&, bool quick) {
   simulated.simulated =
       std::make_shared<const SimulatedHeads>(SimulatePlan(cpu->config(), plan, "sim:aligned"));
   const std::vector<float> twin = Logits(*cpu, simulated, nullptr, true);
-  Compare("simulated cache", twin, Logits(*gpu, simulated, nullptr, true), 0.25 * RootMeanSquare(twin, exact));
+  Compare("simulated cache", twin, Logits(*gpu, simulated, nullptr, true),
+          0.25 * RootMeanSquare(twin, exact));
   for (const bool strict : {true, false}) {
     for (const int recent : {64, 0}) {
       if (quick && (recent == 0 || strict)) continue;
