@@ -242,22 +242,35 @@ def budget_section(measured):
 `calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
 
 {budget_table(measured)}
-{more_probes_text(measured)}{mixed_text(measured)}"""
+{more_probes_text(measured)}{gpu_budget_text()}"""
 
 
-def mixed_text(measured):
-    """Budgets calibrated on prose and code in turn (budget_mixed.json), against the flat plans of prose."""
-    mixed = results.load("budget_mixed.json")
-    if mixed is None:
-        return ""
-    flat = {(r["model"], r["asked"], r["text"]): r["kld_mean"] for r in measured["rows"]
-            if r["part"] == "budgets" and r["cache"] == "flat"}
-    lines = [[r["model"], r["asked"], r["text"], number(flat[r["model"], r["asked"], r["text"]]), number(r["kld_mean"]),
-              f"{100 * (r['kld_mean'] / flat[r['model'], r['asked'], r['text']] - 1):+.0f}%"]
-             for r in mixed["rows"] if r["cache"] == "budget"]
-    return (f"\nCalibrated and probed ({mixed['probe_tokens']} tokens, {mixed['probe_positions']} positions) on prose and "
-            "code in turn, against the same flat plans; `bench/run_budget.py --calibrate-on mixed`:\n\n"
-            + markdown(["model", "bytes of", "text", "flat KLD", "budget KLD", "change"], lines) + "\n")
+def changes(measured):
+    """What a budget is worth by model and bits: the geometric mean of its divergence over the flat plan's."""
+    flat = {(r["model"], r["asked"], r["text"]): r["kld_mean"] for r in measured["rows"] if r["cache"] == "flat"}
+    ratios = {}
+    for r in measured["rows"]:
+        if r["cache"] == "budget" and r["part"] == "budgets":
+            ratios.setdefault(f"{r['model']} {r['asked']}", []).append(
+                r["kld_mean"] / flat[r["model"], r["asked"], r["text"]])
+    return "; ".join(f"{name} {100 * (statistics.geometric_mean(each) - 1):+.0f}%" for name, each in ratios.items())
+
+
+def gpu_budget_text():
+    """Budgets made and scored on a GPU: of prose (budget_gpu.json), of prose and code in turn (budget_mixed.json)."""
+    text = ""
+    for name, kind in (("budget_gpu.json", "WikiText-2 train"), ("budget_mixed.json", "prose and code in turn")):
+        measured = results.load(name)
+        if measured is None:
+            continue
+        times = "; ".join(f"{p['plan'].split('.', 1)[1].removesuffix('.budget.safetensors')} {p['seconds']:.0f} s"
+                          for p in measured["plans"] if "budget" in p)
+        text += f"""
+On one {measured['gpu']}, calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on {kind}, {measured['windows']} windows; calibrations took {times}, four of them at a time. Against the flat plan of the same text, geometric mean over the three texts: {changes(measured)}. `{measured['command']}`
+
+{budget_table(measured)}
+"""
+    return text
 
 
 def predicted_section(measured):
