@@ -256,9 +256,17 @@ def changes(measured):
     return "; ".join(f"{name} {100 * (statistics.geometric_mean(each) - 1):+.0f}%" for name, each in ratios.items())
 
 
+def budget_times():
+    """Of whole calibrations with a budget, one at a time (budget_time.json)."""
+    measured = results.load("budget_time.json")
+    return "" if measured is None else "\nA calibration with a budget by itself: " + "; ".join(
+        f"{r['model']}, {r['probes']} probes, {r['device']} and {r['cores']} cores: {r['seconds']:.1f} s"
+        for r in measured["rows"]) + ".\n"
+
+
 def gpu_budget_text():
     """Budgets made and scored on a GPU: of prose (budget_gpu.json), of prose and code in turn (budget_mixed.json)."""
-    text = ""
+    text = budget_times()
     for name, kind in (("budget_gpu.json", "WikiText-2 train"), ("budget_mixed.json", "prose and code in turn")):
         measured = results.load(name)
         if measured is None:
