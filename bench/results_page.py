@@ -273,8 +273,9 @@ def gpu_budget_text():
             continue
         times = "; ".join(f"{p['plan'].split('.', 1)[1].removesuffix('.budget.safetensors')} {p['seconds']:.0f} s"
                           for p in measured["plans"] if "budget" in p)
+        note = f", {measured['note']}" if "note" in measured else ""
         text += f"""
-On one {measured['gpu']}, calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on {kind}, {measured['windows']} windows; calibrations took {times}, four of them at a time. Against the flat plan of the same text, geometric mean over the three texts: {changes(measured)}. `{measured['command']}`
+{where(measured)}Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on {kind}, {measured['windows']} windows; calibrations took {times}{note}. Against the flat plan of the same text, geometric mean over texts: {changes(measured)}. `{measured['command']}`
 
 {budget_table(measured)}
 """
@@ -307,7 +308,7 @@ def corpora_section(measured):
 ## What a plan is calibrated on
 Mean KL divergence to the fp16 cache of plans from texts of three kinds and three lengths, strict, no buffer, the second halves of {measured['models'][0]['chunks']} windows of 512 tokens, seed 2; means over {len({row['offset'] for row in measured['models'][0]['rows']})} places of each text. Prose is WikiText-2 train, code blockgtq's server and command line, mixed both in turn{scored_code}. Plans from one text at different places differ by about 7% ([standard deviation](#what-calibration-changes)). `bench/run_corpora.py`
 
-{chr(10).join(run_corpora.table(model) + chr(10) for model in measured['models'])}"""
+{chr(10).join(where(model) + chr(10) * 2 * bool(where(model)) + run_corpora.table(model) + chr(10) for model in measured['models'])}"""
 
 
 def drift_section(measured):
@@ -316,7 +317,7 @@ def drift_section(measured):
 ## Drift
 The default plan (WikiText-2) against one adapted to running moments ([method](method.md#drift)) of {measured['models'][0]['tokens']:,} tokens or less of each kind of text: mean KL divergence to the fp16 cache on later text of the kind, strict, no buffer, {measured['models'][0]['chunks']} windows of 512 tokens, seeds {', '.join(map(str, sorted({row['seed'] for model in measured['models'] for row in model['rows']})))}. `bench/run_drift.py`
 
-{chr(10).join(run_drift.table(model) + chr(10) for model in measured['models'])}
+{chr(10).join(where(model) + chr(10) * 2 * bool(where(model)) + run_drift.table(model) + chr(10) for model in measured['models'])}
 Over all rows the adapted plan's divergence is {statistics.geometric_mean(ratios):.2f} times the default's (geometric mean; {min(ratios):.2f} to {max(ratios):.2f}). Plans from other stretches of one text differ by about 7% ([standard deviation](#what-calibration-changes)): smaller changes say nothing. Drift is about the square of keys' logit errors, one part of what makes up a divergence, and moments of few tokens fit themselves better than later text.
 """
 

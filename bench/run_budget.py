@@ -68,17 +68,19 @@ def main():
                  "wikipedia": results.ROOT / "data/wikitext2_test.txt"}
         shared = {"seed": arguments.seed, "window": arguments.window, "windows": arguments.windows,
                   "probe_tokens": arguments.probe_tokens, "probe_positions": arguments.probe_positions}
+        if arguments.device.startswith("cuda"):
+            shared["gpu"] = results.gpu()
         if arguments.calibrate_on != "prose":
             shared["calibrated_on"] = arguments.calibrate_on
         corpus = work / "corpus.txt"
         prose = texts.calibration_prose()
         corpus.write_text(prose if arguments.calibrate_on == "prose" else
                           texts.calibration_mixed(prose, texts.calibration_code()))
-        head = {**header(arguments.device), **shared}
+        head = {**header(), **shared}
         result = {**head, "rows": [], "plans": []}
         if arguments.out.is_file():
             old = json.loads(arguments.out.read_text())
-            if {k: old.get(k) for k in [*shared, "calibrated_on"]} == {"calibrated_on": None, **shared}:
+            if {k: old.get(k) for k in [*shared, "gpu", "calibrated_on"]} == {"gpu": None, "calibrated_on": None, **shared}:
                 result["rows"], result["plans"] = old["rows"], old["plans"]
 
         def run(command, model, *options):

@@ -20,7 +20,8 @@ class HostCacheMemory : public CacheMemory {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
       return Status(ErrorCode::kOutOfMemory,
-                    fmt::format("{}: cannot reserve {} bytes ({})", what, bytes, std::strerror(errno)));
+                    fmt::format("{}: cannot reserve {} bytes of host memory ({}); use fewer tokens (-c)",
+                                what, bytes, std::strerror(errno)));
     }
     // A tile of a layer is a few kilobytes, far from the layer's next: with small pages every record would
     // cost address translations. Only a hint; without it the cache is as correct, and slower at depth.

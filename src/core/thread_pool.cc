@@ -3,6 +3,9 @@
 // left.
 #include "src/core/thread_pool.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cassert>
 #include <chrono>
@@ -166,6 +169,15 @@ void ThreadPool::Run(int64_t tasks, const std::function<void(int64_t task, int w
   Spinner spinner(impl.oversubscribed);
   while ((impl.state.load(std::memory_order_acquire) & kCountMask) != 0) spinner.Wait();
   impl.body = nullptr;
+}
+
+Result<int> ThreadCount(int threads) {
+  constexpr int kMaxThreads = 1024;
+  if (threads < 0 || threads > kMaxThreads) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("threads: {} is not in 1..{} (0: one a core)", threads, kMaxThreads));
+  }
+  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 }  // namespace blockgtq

@@ -7,7 +7,12 @@
 #include <functional>
 #include <memory>
 
+#include "blockgtq/status.h"
+
 namespace blockgtq {
+
+/// The threads that an option asks for, 0 being one a core. Errors: kInvalidArgument (not in 0..1024).
+Result<int> ThreadCount(int threads);
 
 class ThreadPool {
  public:

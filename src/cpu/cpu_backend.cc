@@ -10,7 +10,6 @@
 #include <cstring>
 #include <map>
 #include <new>
-#include <thread>
 #include <vector>
 
 #include "src/cpu/attention_op.h"
@@ -272,15 +271,6 @@ CpuActivations::CpuActivations(int64_t rows, int64_t cols)
 
 void CpuActivations::Free::operator()(float* p) const {
   if (owned) ::operator delete[](p, std::align_val_t{64});
-}
-
-Result<int> ThreadCount(int threads) {
-  constexpr int kMaxThreads = 1024;
-  if (threads < 0 || threads > kMaxThreads) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("threads: {} is not in 1..{} (0: one a core)", threads, kMaxThreads));
-  }
-  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 Result<std::unique_ptr<Backend>> CreateCpuBackend(const BackendOptions& options) {

@@ -10,9 +10,6 @@ namespace blockgtq::cpu {
 /// options.threads 0: one a core.
 Result<std::unique_ptr<Backend>> CreateCpuBackend(const BackendOptions& options);
 
-/// The threads that `threads` of BackendOptions asks for. Errors: kInvalidArgument (out of range).
-Result<int> ThreadCount(int threads);
-
 /// Float activations, row-major, 64-byte aligned.
 class CpuActivations : public Activations {
  public:

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "src/core/thread_pool.h"
 #include "src/cpu/attention_op.h"
 #include "src/cpu/cpu_backend.h"
 

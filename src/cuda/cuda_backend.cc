@@ -9,9 +9,9 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <thread>
 #include <vector>
 
+#include "src/core/thread_pool.h"
 #include "src/cuda/argmax.h"
 #include "src/cuda/attention_op.h"
 #include "src/cuda/cuda_activations.h"
@@ -59,11 +59,10 @@ struct CudaCacheBinding : CacheBinding {
 class CudaBackend : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> Create(int index, const BackendOptions& options) {
+    BGTQ_ASSIGN_OR_RETURN(const int threads, ThreadCount(options.threads));
     BGTQ_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::Open(index));
     std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(device), options));
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    BGTQ_ASSIGN_OR_RETURN(backend->uploader_,
-                          WeightUploader::Create(options.threads > 0 ? options.threads : cores));
+    BGTQ_ASSIGN_OR_RETURN(backend->uploader_, WeightUploader::Create(threads));
     return std::unique_ptr<Backend>(std::move(backend));
   }
 
@@ -147,8 +146,9 @@ class CudaBackend : public Backend {
     for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
     step_ = &op;
     const auto launch = [&]() -> Status {
-      BGTQ_RETURN_IF_ERROR(forward());
-      return TakeError();
+      Status ran = forward(),
+             noted = TakeError();  // what a launch noted is this step's, also if it ended early
+      return ran.ok() ? noted : ran;
     };
     const bool graph = op.batch().decode() && !input.observed && input.probed.empty();
     BGTQ_RETURN_IF_ERROR(graph ? graphs_.Run({&op, op.shape()}, launch) : launch());

@@ -263,6 +263,7 @@ class Planner {
     std::vector<Status> outcomes(unknown.size());
     std::vector<uint64_t> seeds(unknown.size());
     pool_.Run(static_cast<int64_t>(unknown.size()), [&](int64_t i, int) {
+      if (!CheckStop().ok()) return;
       const size_t head = unknown[static_cast<size_t>(i)];
       const Result<uint64_t> seed = ChooseRotation(*recipe_, measured_[head], bits[head], first_keys_[head],
                                                    ropes_[static_cast<size_t>(LayerOf(head))], LayerOf(head),
@@ -270,6 +271,7 @@ class Planner {
       outcomes[static_cast<size_t>(i)] = seed.status();
       if (seed.ok()) seeds[static_cast<size_t>(i)] = *seed;
     });
+    BGTQ_RETURN_IF_ERROR(CheckStop());
     for (size_t i = 0; i < unknown.size(); ++i) {
       BGTQ_RETURN_IF_ERROR(outcomes[i]);
       rotations_[RotationKey(unknown[i], bits[unknown[i]].k_bits)] = seeds[i];
@@ -488,6 +490,9 @@ nlohmann::json JointSettings(const LoadedModel& model, std::string_view text, co
   const std::string_view head = CalibrationTextHead(text, options.tokens + 2 * options.probe_tokens);
   return {{"command", "calibrate"},
           {"model", model.fingerprint().Text()},
+          {"device", model.backend().name()},
+          {"activations", model.backend().precision() == Precision::kFloat ? "float" : "fast"},
+          {"probe", "one layer"},  // over codes, those behind it exact
           {"text", fmt::format("{:016x}", XXH3_64bits(head.data(), head.size()))},
           {"tokens", options.tokens},
           {"probe_tokens", options.probe_tokens},
