@@ -53,7 +53,7 @@ struct DecodeConfig {
   QueryBlockLayout query_layout{};
   int64_t scratch_bytes = 0, exchange_bytes = 0;
   /// Whether the kernel can rotate and store the newest tokens itself (DecodeParams::rope).
-  bool fuses_rope() const { return shape.window_tiles > 0 && rope_kernel != nullptr; }
+  bool fuses_rope() const { return shape.has_exact && shape.window_tiles > 0 && rope_kernel != nullptr; }
   /// Tokens whose probabilities are rounded to 255ths of the largest among them.
   int rounding_tokens() const { return variant.split_tiles ? kTileTokens / 4 : kTileTokens; }
 };
@@ -82,11 +82,12 @@ Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& para
 /// Query preparation to final output. params: bound, every field set; `launch` differs from those of the
 /// other launches since the schedule. overlap: this layer's kernels may start while the kernel ahead of them
 /// in the stream still runs. They wait for it before they read queries or lengths of exact tokens, or write
-/// anything; it must not be the one that writes codes, block table, coded_end or the schedule, nor, with a
-/// window, length. With params.rope they wait before they read its q, k, v alone, so it must not write
-/// lengths, targets or exact tokens either. Preconditions on device data (not checked): coded_end <= 64 *
-/// max_pages; exact tokens fit the window ring. Accuracy: docs/kernels.md. Errors: kInvalidArgument where
-/// `launch` is too large, or params.rope is asked of a configuration without it.
+/// anything; no kernel that may still run then (kernels ahead may have been let start early themselves) may
+/// write codes, block table, coded_end or the schedule, nor, with a window, length. With params.rope they
+/// wait before they read its q, k, v alone, so none may write lengths, targets or exact tokens either.
+/// Preconditions on device data (not checked): coded_end <= 64 * max_pages; exact tokens fit the window ring.
+/// Accuracy: docs/kernels.md. Errors: kInvalidArgument where `launch` is too large, or params.rope is asked
+/// of a configuration without it.
 Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,
                              CUstream_st* stream);
 

@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     constexpr bool kEarly = kWarps <= 8 && kHeadDim <= 128;  // otherwise registers are lacking
     if (kEarly) value_transform.Load(p, kv_head, finished_heads > 0);
     // Asked for here, where nothing waits for it; the condition costs kRope a register in the tile loop.
-    const uint32_t step = kRope || span.y > 1 ? *p.step : 0;
+    const uint32_t schedule_step = kRope || span.y > 1 ? *p.step : 0;
     state.FinishSum();
     if (kMean) __syncthreads();  // coefficients lie where the warps put their outputs
     MergeWarps<kWarps>(state, merge);
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
           (static_cast<size_t>(current.sequence) * p.kv_heads * p.query_heads + rows.first) * kHeadDim;
       const size_t slot = static_cast<size_t>(pair) + worker;
       const bool whole = span.y == 1, merges = span.x == worker;
-      const uint32_t flag = step * kMaxLaunchesAStep + p.launch;
+      const uint32_t flag = schedule_step * kMaxLaunchesAStep + p.launch;
       Unrotate<kHeadDim, kWarps>(p, kv_head, finished_heads, p.exact_tiles > 0, value_transform, merged,
                                  [&](int column, int d, float value) {
                                    const int head = rank + column * blocks;

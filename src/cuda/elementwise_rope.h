@@ -60,8 +60,9 @@ struct RopeStoreCall {
 };
 
 /// early: it may start before the kernel ahead of it in the stream has finished, and waits for that one
-/// before it reads (targets too) or writes. The kernel behind it may start once this wait is over. Errors:
-/// kUnsupported naming the head dim; kInvalidArgument for an empty batch.
+/// before it reads rows or writes, but not before it reads targets and steps, which no kernel that may still
+/// run may write. The kernel behind it may start at once. Errors: kUnsupported naming the head dim;
+/// kInvalidArgument for an empty batch.
 Status LaunchRopeStore(const RopeStoreCall& call, bool early, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda

@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(kGemvThreads) GemvKernel(const __grid_constant
     issue_weights(i);
     CommitCopies();
   }
+  // In this order: attention behind it reads, before its own wait, what kernels ahead of this one wrote.
   WaitForPreviousKernel();
   LetNextKernelStart();
 #pragma unroll 1
