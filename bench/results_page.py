@@ -242,7 +242,7 @@ def budget_section(measured):
 `calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
 
 {budget_table(measured)}
-{more_probes_text(measured)}{gpu_budget_text()}"""
+{more_probes_text(measured)}{further_budgets_text()}"""
 
 
 def changes(measured):
@@ -264,18 +264,21 @@ def budget_times():
         for r in measured["rows"]) + ".\n"
 
 
-def gpu_budget_text():
-    """Budgets made and scored on a GPU: of prose (budget_gpu.json), of prose and code in turn (budget_mixed.json)."""
+def further_budgets_text():
+    """Further runs: on a GPU, of prose and of prose and code in turn; targets from more probe tokens."""
     text = budget_times()
-    for name, kind in (("budget_gpu.json", "WikiText-2 train"), ("budget_mixed.json", "prose and code in turn")):
+    for name, kind in (("budget_gpu.json", "WikiText-2 train"), ("budget_mixed.json", "prose and code in turn"),
+                       ("budget_targets.json", "WikiText-2 train")):
         measured = results.load(name)
         if measured is None:
             continue
         times = "; ".join(f"{p['plan'].split('.', 1)[1].removesuffix('.budget.safetensors')} {p['seconds']:.0f} s"
                           for p in measured["plans"] if "budget" in p)
         note = f", {measured['note']}" if "note" in measured else ""
+        against = changes(measured)
+        against = f"Against the flat plan of the same text, geometric mean over texts: {against}. " if against else ""
         text += f"""
-{where(measured)}Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on {kind}, {measured['windows']} windows; calibrations took {times}{note}. Against the flat plan of the same text, geometric mean over texts: {changes(measured)}. `{measured['command']}`
+{where(measured)}Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on {kind}, {measured['windows']} windows; calibrations took {times}{note}. {against}`{measured['command']}`
 
 {budget_table(measured)}
 """
