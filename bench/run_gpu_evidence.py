@@ -7,8 +7,8 @@ long a budget's calibration takes there.
 
 Runs bench/run_studies.py: depth (aligned at K3V3 and K2V2 over two texts), then needle (fp16, aligned), each until it
 is done or its time is up, and then, in what time is left, calibrate with a budget of --budget bytes. uniform is left
-out: its fp16 norms are not for GPUs. The folder gets depth.json, needle.json, plots, and evidence.json: what was done, what was left out, in how
-many seconds. What a step had finished when its time was up counts for the next run with the same folder. --weights: the
+out: its fp16 norms are not for GPUs. The folder gets depth.json, needle.json, plots, and evidence.json: what was done,
+what was left out, in how many seconds. What a step had finished when its time was up counts for the next run with the same folder. --weights: the
 model's file where it is not the one of bench/results.py. --merge puts depth.json and needle.json into bench/results/, the
 plots into docs/images/, and makes docs/results.md again.
 """

@@ -171,13 +171,17 @@ void ThreadPool::Run(int64_t tasks, const std::function<void(int64_t task, int w
   impl.body = nullptr;
 }
 
+int ThreadsOrCores(int threads) {
+  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 Result<int> ThreadCount(int threads) {
   constexpr int kMaxThreads = 1024;
   if (threads < 0 || threads > kMaxThreads) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("threads: {} is not in 1..{} (0: one a core)", threads, kMaxThreads));
   }
-  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return ThreadsOrCores(threads);
 }
 
 }  // namespace blockgtq

@@ -11,6 +11,8 @@
 
 namespace blockgtq {
 
+/// `threads`, or one a core where that is not positive.
+int ThreadsOrCores(int threads);
 /// The threads that an option asks for, 0 being one a core. Errors: kInvalidArgument (not in 0..1024).
 Result<int> ThreadCount(int threads);
 

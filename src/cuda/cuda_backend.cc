@@ -146,8 +146,8 @@ class CudaBackend : public Backend {
     for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
     step_ = &op;
     const auto launch = [&]() -> Status {
-      Status ran = forward(),
-             noted = TakeError();  // what a launch noted is this step's, also if it ended early
+      Status ran = forward();
+      Status noted = TakeError();  // what a launch noted is this step's, also if it ended early
       return ran.ok() ? noted : ran;
     };
     const bool graph = op.batch().decode() && !input.observed && input.probed.empty();

@@ -83,9 +83,9 @@ double TileMicroseconds(double tiles, int warps, bool few_heads) {
 }
 
 // The split that should take the least time with blocks of so many warps, and at most `most_blocks` of them a
-// cluster (larger ones need more shared memory). The numbers are microseconds on an
-// H200, from timings of many splits: the tiles; the cluster's merge; the heads that a block finishes; the
-// merge through memory where several workers share a pair; processors that the kernel behind cannot start on.
+// cluster (larger ones need more shared memory). The numbers are microseconds on an H200, from timings of
+// many splits: the tiles; the cluster's merge; the heads that a block finishes; the merge through memory
+// where several workers share a pair; processors that the kernel behind cannot start on.
 Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int warps, int most_blocks) {
   const int64_t pairs = Pairs(config);
   const double tiles_a_pair = static_cast<double>(

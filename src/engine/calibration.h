@@ -34,7 +34,7 @@ std::string_view CalibrationTextHead(std::string_view text, int64_t tokens);
 Result<std::vector<Token>> CalibrationTokens(LoadedModel& model, std::string_view text, int64_t tokens);
 
 /// The two halves of Calibrate, for several plans from one measurement: every head, [layers * kv_heads],
-/// whose plans `threads` make.
+/// whose plans `threads` (at least 1) make.
 Result<std::vector<HeadCalibration>> Measure(LoadedModel& model, std::span<const Token> tokens,
                                              const std::function<void(double)>& progress);
 Result<Plan> MakePlan(const LoadedModel& model, std::span<const HeadCalibration> measured,

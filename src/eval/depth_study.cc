@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <thread>
 
 #include "src/core/thread_pool.h"
 #include "src/eval/logit_comparison.h"
@@ -110,11 +109,7 @@ struct BaseRun {
 class DepthRunner {
  public:
   DepthRunner(LoadedModel& model, std::span<const StudiedCache> caches, const DepthStudyOptions& options)
-      : model_(model),
-        caches_(caches),
-        options_(options),
-        pool_(options.threads > 0 ? options.threads
-                                  : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {}
+      : model_(model), caches_(caches), options_(options), pool_(ThreadsOrCores(options.threads)) {}
 
   /// Samples of `text` for the caches `wanted`, in order. Returns true when stopped.
   Result<bool> RunText(int64_t text, std::span<const Token> tokens, std::span<const size_t> wanted,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <thread>
 
 #include "src/core/thread_pool.h"
 #include "src/engine/context.h"
@@ -153,9 +152,7 @@ Result<std::vector<std::vector<KeyErrors>>> ScoreStorages(LoadedModel& model, st
   cache.kind = model.backend().exact_cache_kind();
   cache.max_tokens = kChunk;
   BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> context, Context::Create(model, cache, nullptr));
-  const int threads = options.threads > 0
-                          ? options.threads
-                          : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int threads = ThreadsOrCores(options.threads);
   ScoringObserver observer(model.config(), storages, options.sinks, threads);
   const Tokenizer& tokenizer = model.tokenizer();
   for (int64_t c = 0; c < chunks; ++c) {

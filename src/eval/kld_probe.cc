@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <thread>
 
 #include "src/eval/logit_comparison.h"
 
@@ -23,8 +22,7 @@ KldProbe::KldProbe(LoadedModel& model, std::span<const Token> tokens, const KldP
       before_(model.backend().precision()),
       tokens_(tokens.begin(), tokens.end()),
       all_rows_(tokens.size()),
-      pool_(options.threads > 0 ? options.threads
-                                : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {
+      pool_(ThreadsOrCores(options.threads)) {
   std::iota(all_rows_.begin(), all_rows_.end(), 0);
   model.backend().SetPrecision(Precision::kFloat);
 }

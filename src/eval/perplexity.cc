@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <thread>
 
 #include "src/core/thread_pool.h"
 #include "src/eval/logit_comparison.h"
@@ -138,8 +137,7 @@ Result<PerplexityResult> Perplexity(Context& test, Context* base, std::span<cons
             "fewer --chunks",
             tokens.size(), whole, options.window, std::max<int64_t>(windows, 1)));
   }
-  ThreadPool pool(options.threads > 0 ? options.threads
-                                      : static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  ThreadPool pool(ThreadsOrCores(options.threads));
   Scores scores;
   std::vector<Token> window;
   PerplexityResult result;

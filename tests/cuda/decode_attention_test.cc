@@ -458,6 +458,7 @@ void TestRefusals(const DeviceLimits& limits) {
   shape.query_heads = 8, shape.batch = 1 << 20;
   ExpectRefused(ConfigureDecode(shape, traits, limits).status(), "shared memory");
   DecodeConfig own;  // warps that are workers do not rotate
+  own.shape.has_exact = true;
   own.shape.window_tiles = 3;
   own.variant.warp_workers = true;
   DecodeParams params{};
