@@ -3,7 +3,10 @@
 // and over a paged cache; a pure read of the packed bytes. Every output that is timed is checked.
 //
 //   blockgtq-bench-attention [--out FILE] [--commit ID]
-//   [BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]]...]
+//   [BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]][@CONFIG]...]
+//
+// CONFIG, for tuning: WARPS[KIND],BLOCKS,WORKERS[,STAGES] of the packed kernel in place of what is chosen, KIND s
+// (four warps share a tile) or w (warps are workers); then cuDNN is not timed, and no row is written.
 //
 // Every time is a layer's: the median of replays of a CUDA graph over so many layers (own records or keys and
 // values, block table and matrices each) that the set exceeds the L2 cache several times. The schedule runs
@@ -13,6 +16,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "bench/attention_gpu_half.cuh"
@@ -35,8 +39,26 @@ std::vector<Shape> AllShapes() {
   return shapes;
 }
 
-// "8,32,8,16384" or with mean units; false when it is no shape.
-bool ParseShape(const char* text, Shape& shape) {
+// "8s,2,66"; false when it is no configuration.
+bool ParseConfig(const char* text, AskedConfig& config) {
+  char kind[2] = "";
+  int fields = std::sscanf(text, "%d%1[sw],%d,%d,%d", &config.variant.warps, kind, &config.cluster_blocks,
+                           &config.workers, &config.stages);
+  if (fields < 2) {
+    fields = 1 + std::sscanf(text, "%d,%d,%d,%d", &config.variant.warps, &config.cluster_blocks,
+                             &config.workers, &config.stages);
+  }
+  config.variant.split_tiles = kind[0] == 's';
+  config.variant.warp_workers = kind[0] == 'w';
+  return fields >= 4 && config.variant.warps > 0 && config.cluster_blocks > 0 && config.workers > 0 &&
+         config.stages > 0;
+}
+
+// "8,32,8,16384" or with mean units, perhaps a configuration behind '@'; false when it is no shape.
+bool ParseShape(const char* text, Shape& shape, std::optional<AskedConfig>& asked) {
+  if (const char* config = std::strchr(text, '@')) {
+    if (!ParseConfig(config + 1, asked.emplace())) return false;
+  }
   int q_heads = 0;
   long long context = 0;
   const int fields = std::sscanf(text, "%d,%d,%d,%lld,%d,%d", &shape.batch, &q_heads, &shape.kv_heads,
@@ -90,25 +112,32 @@ Status Write(const std::string& path, const std::string& head, const std::vector
 int Main(int argc, char** argv) {
   std::string out, commit = "unknown", command = "blockgtq-bench-attention";
   std::vector<Shape> shapes;
+  std::vector<std::optional<AskedConfig>> configs;
+  std::vector<std::string> named;
   for (int i = 1; i < argc; ++i) {
     Shape shape{};
+    std::optional<AskedConfig> asked;
     if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
       commit = argv[++i];
     } else if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) {
       out = argv[++i];
-    } else if (ParseShape(argv[i], shape)) {
+    } else if (ParseShape(argv[i], shape, asked)) {
       shapes.push_back(shape);
+      configs.push_back(asked);
+      named.push_back(argv[i]);
       command += std::string(" ") + argv[i];
     } else {
       std::fprintf(
           stderr,
           "%s: usage: blockgtq-bench-attention [--out FILE] [--commit ID] "
-          "[BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]]...]; contexts in multiples of 64\n",
+          "[BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]][@CONFIG]...]; contexts in multiples of 64; "
+          "CONFIG: WARPS[s|w],BLOCKS,WORKERS[,STAGES]\n",
           argv[i]);
       return 2;
     }
   }
   if (shapes.empty()) shapes = AllShapes();
+  configs.resize(shapes.size());
   const Result<DeviceLimits> limits = ReadDeviceLimits(0);
   if (!limits.ok()) {
     std::fprintf(stderr, "SKIPPED: %s\n", limits.status().message().c_str());
@@ -133,9 +162,16 @@ int Main(int argc, char** argv) {
   std::vector<std::string> rows;
   std::vector<std::pair<Shape, HalfTimes>> known;
   int wrong = 0;
-  for (const Shape& s : shapes) {
-    PackedBench bench(s, *limits);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const Shape& s = shapes[i];
+    PackedBench bench(s, *limits, configs[i]);
     const PackedTimes packed = bench.Run();
+    if (configs[i]) {
+      std::printf("%s: %.2f us, alone %.2f, read %.2f, rel_l2 %.2e, exact %.2e\n", named[i].c_str(), packed.us,
+                  packed.alone_us, packed.read_us, packed.rel_l2, packed.rel_l2_exact);
+      std::fflush(stdout);
+      continue;
+    }
     HalfTimes half;
     for (const auto& [shape, times] : known) {
       if (SameButMean(shape, s)) half = times;

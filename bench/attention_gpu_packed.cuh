@@ -7,6 +7,7 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <optional>
 #include <random>
 
 #include "bench/attention_gpu_timing.cuh"
@@ -39,7 +40,7 @@ static __global__ void DealRecords(uint4* pool, size_t quads, int record_quads, 
 
 class PackedBench {
  public:
-  PackedBench(const Shape& s, const DeviceLimits& limits)
+  PackedBench(const Shape& s, const DeviceLimits& limits, const std::optional<AskedConfig>& asked)
       : s_(s), processors_(limits.processors), rope_(cpu::MakeRope(s_.head_dim)) {
     cpu::HeadSpec spec;
     spec.head_dim = s_.head_dim;
@@ -54,7 +55,10 @@ class PackedBench {
     DecodeShape shape;
     shape.batch = s.batch, shape.kv_heads = s.kv_heads, shape.head_dim = s_.head_dim;
     shape.query_heads = s.query_heads, shape.expected_tokens = s.context;
-    config_ = Require(ConfigureDecode(shape, traits_, limits), "configuration");
+    config_ = Require(asked ? ConfigureDecodeAs(shape, traits_, limits, asked->variant, asked->stages,
+                                                asked->cluster_blocks, asked->workers)
+                            : ConfigureDecode(shape, traits_, limits),
+                      "configuration");
 
     const int64_t tiles = (s.context + 63) / 64;
     layer_bytes_ = static_cast<size_t>(s.batch) * tiles * table.layer_bytes;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "src/cuda/decode_attention.h"
 #include "tests/cuda/device_array.h"
 
 namespace blockgtq::cuda {
@@ -17,6 +18,12 @@ struct Shape {
   int64_t context;
   int mean_units = 0;  // of the packed keys
   int head_dim = 128;
+};
+
+/// A configuration of the packed kernel that is asked for, in place of the one that is chosen.
+struct AskedConfig {
+  DecodeVariant variant;
+  int cluster_blocks = 1, workers = 0, stages = 2;
 };
 
 inline __device__ uint32_t Mix(uint32_t x) {

@@ -69,7 +69,7 @@ int64_t Pairs(const DecodeConfig& config) {
 // A worker's blocks, the number of workers, and what that should take.
 struct Split {
   int blocks = 1, workers = 1;
-  double tiles_a_block = 0, us = 1e30;
+  double tiles_a_block = 0, us = 0;
 };
 
 // What the tiles of a block take with so many warps, a tile each in turn: rounds of a length that depends on
@@ -85,12 +85,17 @@ double TileMicroseconds(double tiles, int warps, bool few_heads) {
 // The split that should take the least time with blocks of so many warps, and at most `most_blocks` of them a
 // cluster (larger ones need more shared memory). The numbers are microseconds on an H200, from timings of
 // many splits: the tiles; the cluster's merge; the heads that a block finishes; the merge through memory
-// where several workers share a pair; processors that the kernel behind cannot start on.
+// where several workers share a pair; processors that the kernel behind cannot start on. With more pairs than
+// processors there is one split, and the tiles alone tell numbers of warps apart.
 Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int warps, int most_blocks) {
   const int64_t pairs = Pairs(config);
   const double tiles_a_pair = static_cast<double>(
       std::max<int64_t>(1, (config.shape.expected_tokens + kTileTokens - 1) / kTileTokens));
-  Split best = {1, limits.processors, static_cast<double>(pairs) * tiles_a_pair / limits.processors};
+  const bool few_heads = config.part_heads <= kFewQueryHeads;
+  const double pairs_a_block = static_cast<double>(pairs) / limits.processors;
+  Split best = {1, limits.processors, pairs_a_block * tiles_a_pair,
+                pairs > limits.processors ? pairs_a_block * TileMicroseconds(tiles_a_pair, warps, few_heads)
+                                          : 1e30};
   for (int i = 0; i < kClusterSizes && 1 << i <= most_blocks; ++i) {
     const int blocks = 1 << i, heads_a_block = HeadsABlock(config.part_heads, blocks);
     const int64_t clusters = i == 0 ? limits.processors : limits.clusters[i], most = clusters / pairs;
@@ -99,7 +104,7 @@ Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int wa
       const double share = static_cast<double>(pairs * workers_a_pair * blocks) / limits.processors;
       double us = tiles <= kSplitTilesABlock && warps != kWideWarps
                       ? 1.4
-                      : TileMicroseconds(tiles, warps, config.part_heads <= kFewQueryHeads);
+                      : TileMicroseconds(tiles, warps, few_heads);
       us += kClusterMicroseconds[i] + 0.15 * (heads_a_block - 1) + 0.8 * std::max(0.0, share - 0.5);
       if (workers_a_pair > 1) us += 1.35 + 0.03 * static_cast<double>(workers_a_pair * heads_a_block);
       if (us >= best.us) continue;

@@ -469,12 +469,37 @@ void TestRefusals(const DeviceLimits& limits) {
         "a configuration without RoPE refuses it: " + status.message());
 }
 
+// More pairs than processors: 12 warps a block for long contexts, 8 for short ones, with a mean as well.
+void TestWarpsOfLargeBatches(const DeviceLimits& device) {
+  DeviceLimits limits;
+  limits.processors = 132;
+  limits.shared_bytes = device.shared_bytes;
+  limits.l2_bytes = 50 << 20;
+  for (const int mean_units : {0, 8}) {
+    for (const int query_heads : {4, 8}) {
+      DecodeShape shape;
+      shape.batch = 40, shape.kv_heads = 4, shape.head_dim = 128, shape.query_heads = query_heads;
+      HeadTraits traits = {8, mean_units, 6400, 3};
+      traits.direct_units = mean_units > 0 ? 1 : 0;
+      for (const int64_t tokens : {512, 32768}) {
+        shape.expected_tokens = tokens;
+        const DecodeConfig config = Require(ConfigureDecode(shape, traits, limits), "configuration");
+        const int wanted = tokens > 1024 && limits.shared_bytes > 200 << 10 ? 12 : 8;
+        Check(config.variant.warps == wanted,
+              "40 sequences of " + std::to_string(tokens) + " with " + std::to_string(query_heads) +
+                  " query heads a KV head: " + std::to_string(config.variant.warps) + " warps");
+      }
+    }
+  }
+}
+
 void Run(Cases& cases, const DeviceLimits& limits, bool quick, size_t every) {
   cases.RunSome(QuickCases(), 1, true);
   cases.RunSome(ConfigurationCases(true), 1, true);
   cases.RunSome(WindowCases(true), 1, true);
   cases.RunSome(FusedCases(true), 1, true);
   TestFusedErrors(limits);
+  TestWarpsOfLargeBatches(limits);
   if (quick) return;
   cases.RunSome(MoreCases(), every, false);
   cases.RunSome(Cases256(), every, false);
