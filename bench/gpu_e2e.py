@@ -23,7 +23,7 @@ PACKED = ["--recipe", "aligned", "-K", "3", "-V", "3"]
 CACHES = {"packed": PACKED, "fp16": ["--recipe", "fp16"]}
 # shape: (sequences, depths, caches)
 TESTS = {
-    "qwen2.5-3b": [(1, [1024, 4096, 16384, 32768, 65536, 131072], ["packed", "fp16"]),
+    "qwen2.5-3b": [(1, [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072], ["packed", "fp16"]),
                    (1, [262144, 524160], ["packed"])],
     # At 128K as many as fit in fp16 beside 8 packed; at 32K what fits of each.
     "llama-3.1-8b": [(8, [131072], ["packed", "fp16"]), (7, [131072], ["fp16"]), (4, [131072], ["packed", "fp16"]),

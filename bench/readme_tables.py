@@ -76,11 +76,12 @@ def gpu_section(attention, end_to_end, models):
         packed, half = (value("qwen2.5-3b", 1, context, cache) for cache in ("packed", "fp16"))
         table.append([f"Qwen2.5-3B shape, one sequence of {round(context / 1024)}K, ms a token", f"{packed:.2f}",
                       f"{half:.2f}" if half else "not measured", f"{half / packed:.2f}x" if half else ""])
-    for batches, context in (((4, 4), 131072), ((144, 28), 32768)):
+    for batches, context in (((4, 4), 131072), ((8, 7), 131072), ((150, 30), 32768)):
         packed, half = (batch * 1e3 / value("llama-3.1-8b", batch, context, cache)
                         for batch, cache in zip(batches, ("packed", "fp16")))
-        title = (f"{batches[0]} sequences" if batches[0] == batches[1]
-                 else f"as many sequences as fit ({batches[0]}, {batches[1]})")
+        title = (f"{batches[0]} sequences" if batches[0] == batches[1] else
+                 f"{batches[0]} sequences (fp16: {batches[1]}, what fits)" if batches[0] < 10 else
+                 f"as many sequences as fit ({batches[0]}, {batches[1]})")
         table.append([f"Llama-3.1-8B shape, {title} of {context // 1024}K, tokens a second", f"{packed:.0f}", f"{half:.0f}",
                       f"{packed / half:.2f}x"])
     packed, half = (value("qwen2.5-3b", 1, 32768, cache, "prefill_ms") for cache in ("packed", "fp16"))

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kSplitTilesABlock = 2;  // up to so many, four warps share a tile
 constexpr double kClusterMicroseconds[kClusterSizes] = {0, 0.2, 0.25, 0.3, 0.4};
+// In a model's step: the largest clusters wait until a product's blocks have left all of their processors.
+constexpr double kLargestClusterWaitMicroseconds = 1.0;
 constexpr int kWideWarps = 12;
 constexpr int kWarpWorkerPairsAProcessor = 2;  // pairs from which warps work alone
 
@@ -105,6 +107,7 @@ Split ChooseSplit(const DecodeConfig& config, const DeviceLimits& limits, int wa
       double us = tiles <= kSplitTilesABlock && warps != kWideWarps
                       ? 1.4
                       : TileMicroseconds(tiles, warps, few_heads);
+      if (config.shape.has_exact && blocks == kMaxClusterBlocks) us += kLargestClusterWaitMicroseconds;
       us += kClusterMicroseconds[i] + 0.15 * (heads_a_block - 1) + 0.8 * std::max(0.0, share - 0.5);
       if (workers_a_pair > 1) us += 1.35 + 0.03 * static_cast<double>(workers_a_pair * heads_a_block);
       if (us >= best.us) continue;
