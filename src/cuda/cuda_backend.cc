@@ -139,26 +139,9 @@ class CudaBackend : public Backend {
   std::string_view fast_activations() const override { return "fp16"; }
 
   Status Step(const StepInput& input, const std::function<Status()>& forward) override {
-    LayerAttention& op = OpOf(input.cache);
-    BGTQ_RETURN_IF_ERROR(TakeError());
-    BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
-    BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
-    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
-    step_ = &op;
-    const auto launch = [&]() -> Status {
-      Status ran = forward();
-      Status noted = TakeError();  // what a launch noted is this step's, also if it ended early
-      return ran.ok() ? noted : ran;
-    };
-    const bool graph = op.batch().decode() && !input.observed && input.probed.empty();
-    BGTQ_RETURN_IF_ERROR(graph ? graphs_.Run({&op, op.shape()}, launch) : launch());
-    BGTQ_RETURN_IF_ERROR(op.EndStep());
-    if (graph) return Status::Ok();
-    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).EndStep());
-    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
-    BGTQ_RETURN_IF_ERROR(op.TakeErrors());
-    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).TakeErrors());
-    return Status::Ok();
+    Status ran = RunStep(input, forward);
+    if (!ran.ok()) DropErrors(input);
+    return ran;
   }
 
   void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
@@ -365,6 +348,37 @@ class CudaBackend : public Backend {
         experts_(*device_) {}
 
   static LayerAttention& OpOf(CacheBinding* cache) { return *static_cast<CudaCacheBinding*>(cache)->op; }
+
+  Status RunStep(const StepInput& input, const std::function<Status()>& forward) {
+    LayerAttention& op = OpOf(input.cache);
+    BGTQ_RETURN_IF_ERROR(TakeError());
+    BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
+    BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
+    step_ = &op;
+    const auto launch = [&]() -> Status {
+      Status ran = forward();
+      Status noted = TakeError();  // what a launch noted is this step's, also if it ended early
+      return ran.ok() ? noted : ran;
+    };
+    const bool graph = op.batch().decode() && !input.observed && input.probed.empty();
+    BGTQ_RETURN_IF_ERROR(graph ? graphs_.Run({&op, op.shape()}, launch) : launch());
+    BGTQ_RETURN_IF_ERROR(op.EndStep());
+    if (graph) return Status::Ok();
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).EndStep());
+    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
+    BGTQ_RETURN_IF_ERROR(op.TakeErrors());
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).TakeErrors());
+    return Status::Ok();
+  }
+
+  /// The kernels of a step that failed may have filled error words that nobody has taken: of its probes, or
+  /// of layers ahead of the operation that failed.
+  void DropErrors(const StepInput& input) {
+    if (!device_->Synchronize().ok()) return;  // nothing runs on this device any more
+    (void)OpOf(input.cache).DropErrors();      // a failure shows in what comes next
+    for (CacheBinding* other : input.probed) (void)OpOf(other).DropErrors();
+  }
 
   Status ReadFloats(const float* from, int64_t count, float* out) {
     BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(out, from, static_cast<size_t>(count) * sizeof(float),
