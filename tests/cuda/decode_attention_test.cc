@@ -322,7 +322,7 @@ std::vector<Case> ConfigurationCases(bool quick) {
 }
 
 // The kernel rotates and stores the newest token: in the first and the last slot of a window tile, within the
-// sinks, as a sequence's only token.
+// sinks, without any, as a sequence's only token, in the page whose first tokens are coded.
 std::vector<Case> FusedCases(bool quick) {
   std::vector<Case> cases;
   RopeConfig partial = {128, 96, RopePairing::kNeox, 1e6};
@@ -348,13 +348,40 @@ std::vector<Case> FusedCases(bool quick) {
   };
   const RopeConfig norm64 = {64, 64, RopePairing::kNorm}, neox128 = {128, 128, RopePairing::kNeox, 1e6},
                    neox256 = {256, 256, RopePairing::kNeox};
+  // In so little shared memory 9 query heads run as 4 parts of 3: the last has none.
+  const auto add_part_without_heads = [&](const RopeConfig& rope, int shared_bytes, int sinks,
+                                          std::vector<int64_t> coded, std::vector<int64_t> recent) {
+    Case& c = add("a part without heads, " + std::to_string(sinks) + " sinks", rope, 9, true,
+                  std::move(coded), std::move(recent));
+    c.sinks = sinks, c.shared_bytes = shared_bytes, c.head_parts = 4;
+  };
   if (quick) {
     add("first and last slot, sinks", neox128, 4, false, {64, 64, 0, 0}, {65, 64, 3, 1});
     force(add("mean, window", partial, 8, true, {200, 65}, {30, 3}), 8, true, 4, 2);
     cases.back().window = 60;
     add("ragged", norm64, 3, false, {130, 0}, {10, 64});
     force(add("a worker of many segments", neox256, 9, false, {65, 0}, {70, 1}), 8, false, 1, 3);
+    add("no sinks", norm64, 4, true, {0, 130, 0}, {1, 10, 64}).sinks = 0;
+    add("in the page of the last codes", neox128, 5, false, {1, 100, 190}, {1, 3, 2});
+    add_part_without_heads(norm64, 52 << 10, 4, {130, 0}, {10, 64});
     return cases;
+  }
+  for (const auto& [rope, shared_bytes] : {std::pair{norm64, 52 << 10}, std::pair{neox128, 70 << 10},
+                                           std::pair{partial, 70 << 10}, std::pair{neox256, 99 << 10}}) {
+    for (const int sinks : {0, 4}) {
+      add_part_without_heads(rope, shared_bytes, sinks, {300, 64, 0}, {20, 65, 1});
+    }
+    for (const int query_heads : {1, 4, 8, 11}) {
+      const bool mean = query_heads % 4 == 0;
+      add(mean ? "no sinks, mean" : "no sinks", rope, query_heads, mean, {64, 128, 0, 0}, {65, 128, 3, 1})
+          .sinks = 0;
+      add(mean ? "in the page of the last codes, mean" : "in the page of the last codes", rope, query_heads,
+          mean, {1, 100, 190, 321}, {1, 3, 2, 63});
+      add("in the page of the last codes, no sinks, window of 70", rope, query_heads, mean, {1, 100, 190},
+          {1, 3, 2})
+          .window = 70;
+      cases.back().sinks = 0;
+    }
   }
   const std::vector<int64_t> windows = {0, 1, 100};
   for (const RopeConfig& rope : {norm64, neox128, partial, neox256}) {

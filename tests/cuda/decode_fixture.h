@@ -73,6 +73,10 @@ class Fixture {
     const HeadTraits traits = Require(TraitsOf(plans_, rope_.config()), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
     config_ = Require(Configure(c, traits, device), "configuration");
+    if (c.head_parts > 0) {
+      Check(config_.head_parts == c.head_parts,
+            c.name + ": it runs in " + std::to_string(config_.head_parts) + " parts");
+    }
     table_ = std::make_unique<DeviceTable>(table);
     if (traits.mean_units > 0) {
       phases_ = std::make_unique<DevicePhases>(rope_.config(), c.first_position, longest);

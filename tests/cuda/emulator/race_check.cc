@@ -38,9 +38,10 @@ void CheckGlobal(const void* p, size_t bytes, bool write) {
   const size_t offset = static_cast<const uint8_t*>(p) - a->mapping.data;
   if (write && too_early) Fail("RACE: a write before the kernel ahead has finished; offset", offset);
   for (size_t word = offset / 4; word <= (offset + bytes - 1) / 4; ++word) {
+    const uint32_t written = a->written_in[word];
     if (write) {
       a->written_in[word] = g_launch;
-    } else if (a->written_in[word] >= g_first_unfinished) {
+    } else if (written >= g_first_unfinished && written < g_launch) {
       Fail("RACE: a read of what a kernel ahead writes, before it has finished; offset", offset);
     }
   }
