@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "src/backend/backend.h"
 #include "src/cache/session.h"
 #include "src/core/half.h"
 #include "tests/cpu/packed_head_model.h"
