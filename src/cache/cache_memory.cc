@@ -104,7 +104,8 @@ class HostCacheMemory : public CacheMemory {
 }  // namespace
 
 CacheMemory& HostMemory() {
-  static HostCacheMemory memory;
+  // Never destroyed: objects of static life may hold caches.
+  static HostCacheMemory& memory = *new HostCacheMemory;
   return memory;
 }
 
