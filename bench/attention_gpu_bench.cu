@@ -21,6 +21,7 @@
 
 #include "bench/attention_gpu_half.cuh"
 #include "bench/attention_gpu_packed.cuh"
+#include "bench/gpu_results_file.h"
 
 namespace blockgtq::cuda {
 namespace {
@@ -97,18 +98,6 @@ std::string Row(const Shape& s, const PackedTimes& packed, const HalfTimes& half
   return text;
 }
 
-Status Write(const std::string& path, const std::string& head, const std::vector<std::string>& rows) {
-  FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) return Status(ErrorCode::kIo, "cannot write " + path);
-  std::fprintf(file, "{\n%s \"rows\": [\n", head.c_str());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::fprintf(file, "  %s%s\n", rows[i].c_str(), i + 1 < rows.size() ? "," : "");
-  }
-  std::fprintf(file, " ]\n}\n");
-  if (std::fclose(file) != 0) return Status(ErrorCode::kIo, "cannot write " + path);
-  return Status::Ok();
-}
-
 int Main(int argc, char** argv) {
   std::string out, commit = "unknown", command = "blockgtq-bench-attention";
   std::vector<Shape> shapes;
@@ -144,13 +133,10 @@ int Main(int argc, char** argv) {
     return 77;
   }
   const std::unique_ptr<FlashAttention> flash = Require(FlashAttention::Create(), "cuDNN");
-  cudaDeviceProp device;
   int runtime = 0;
-  Require(cudaGetDeviceProperties(&device, 0), "device");
   Require(cudaRuntimeGetVersion(&runtime), "CUDA");
   const std::string head =
-      " \"machine\": \"" + std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
-      " SMs\",\n \"libraries\": \"" + flash->LibraryVersion() + ", CUDA " + std::to_string(runtime / 1000) +
+      " \"machine\": \"" + MachineName() + "\",\n \"libraries\": \"" + flash->LibraryVersion() + ", CUDA " + std::to_string(runtime / 1000) +
       "." + std::to_string(runtime % 1000 / 10) + "\",\n \"commit\": \"" + commit + "\",\n \"command\": \"" +
       command +
       "\",\n \"notes\": \"K {4 bit: a quarter of the dims, 3: half, 2: a quarter}, V 3 bit, 8-bit log norms: "
@@ -198,7 +184,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%d shapes are wrong: no results written\n", wrong);
     return 1;
   }
-  if (!out.empty()) Require(Write(out, head, rows), "results");
+  if (!out.empty()) Require(WriteResults(out, head, rows), "results");
   return 0;
 }
 

@@ -2,15 +2,20 @@
 // caches by sequences, heads and tokens, a prompt's chunk, and the encoder; each beside the bytes of the
 // cache that it reads.
 //
-//   latent_gpu_bench
+//   latent_gpu_bench [--out FILE] [--commit ID]
 //
-// Caches rotate through more memory than the L2 cache has; every figure is the median of graph replays.
+// Caches rotate through more memory than the L2 cache has; every figure is the median of graph replays. Exit
+// status 77: there is no device.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "bench/gpu_results_file.h"
+#include "src/cuda/decode_attention.h"
 #include "src/cuda/launch.cuh"
 #include "tests/cuda/encode_case.h"
 #include "tests/cuda/latent_case.h"
@@ -124,7 +129,8 @@ class Layer {
   DeviceArray<uint16_t> out_;
 };
 
-void TimeShape(const DeviceLatents& latents, const Shape& s, int processors) {
+/// Prints a measurement, and gives it as a row of the results file.
+std::string TimeShape(const DeviceLatents& latents, const Shape& s, int processors) {
   Layer layer(latents, s, processors);
   const double all =
       layer.Time([](const LatentParams& p, cudaStream_t stream) { return LaunchLatents(p, stream); });
@@ -138,10 +144,17 @@ void TimeShape(const DeviceLatents& latents, const Shape& s, int processors) {
       "%7.1f GB/s of the cache\n",
       s.packed ? "packed" : "fp16", s.sequences, s.rows, s.heads, static_cast<long long>(s.tokens), all,
       attention, layer.parts(), merge, static_cast<double>(layer.cache_bytes()) / all / 1e3);
+  char row[300];
+  std::snprintf(row, sizeof row,
+                "{\"cache\": \"%s\", \"sequences\": %d, \"rows\": %d, \"heads\": %d, \"context\": %lld, "
+                "\"us\": %.1f, \"attention_us\": %.1f, \"parts\": %d, \"merge_us\": %.1f, \"gb_per_s\": %.1f}",
+                s.packed ? "packed" : "fp16", s.sequences, s.rows, s.heads, static_cast<long long>(s.tokens),
+                all, attention, layer.parts(), merge, static_cast<double>(layer.cache_bytes()) / all / 1e3);
+  return row;
 }
 
 /// Whole pages of one layer from rows.
-void TimeEncoder(const DeviceLatents& latents, int pages) {
+std::string TimeEncoder(const DeviceLatents& latents, int pages) {
   const DeviceArray<uint8_t> keys = Filled(int64_t{2} * pages * kPage * kDim);
   DeviceArray<uint8_t> pool(static_cast<size_t>(pages) * latents.table.record_bytes);
   std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
@@ -176,9 +189,13 @@ void TimeEncoder(const DeviceLatents& latents, int pages) {
   const double us = MedianMicroseconds(
       1, [&](int, cudaStream_t stream) { Require(LaunchLatentEncode(p, stream), "launch"); });
   std::printf("encoder, %3d pages: %9.1f us\n", pages, us);
+  char row[80];
+  std::snprintf(row, sizeof row, "{\"encoder_pages\": %d, \"us\": %.1f}", pages, us);
+  return row;
 }
 
-void Run() {
+std::vector<std::string> Run() {
+  std::vector<std::string> rows;
   const LatentSpec spec = {kRope, kLatent, {{3, kRope}}, {{4, 128}, {3, 256}, {2, 128}}};
   const DeviceLatents latents(MakeLatentPlan(spec, 1), LatentRope(spec));
   int processors = 0;
@@ -189,18 +206,39 @@ void Run() {
         std::tuple{8, 16, int64_t{32768}}, std::tuple{32, 16, int64_t{8192}},
         std::tuple{1, 128, int64_t{32768}}, std::tuple{8, 128, int64_t{32768}}}) {
     for (const bool packed : {true, false})
-      TimeShape(latents, {sequences, heads, 1, tokens, packed}, processors);
+      rows.push_back(TimeShape(latents, {sequences, heads, 1, tokens, packed}, processors));
   }
-  TimeShape(latents, {1, 16, 512, 2048, false}, processors);
-  TimeShape(latents, {1, 16, 512, 32768, false}, processors);
-  TimeShape(latents, {1, 16, 512, 32768, true}, processors);
-  for (int pages : {1, 8, 32}) TimeEncoder(latents, pages);
+  for (const auto& [tokens, packed] :
+       {std::pair{int64_t{2048}, false}, std::pair{int64_t{32768}, false}, std::pair{int64_t{32768}, true}})
+    rows.push_back(TimeShape(latents, {1, 16, 512, tokens, packed}, processors));
+  for (int pages : {1, 8, 32}) rows.push_back(TimeEncoder(latents, pages));
+  return rows;
+}
+
+int Main(int argc, char** argv) {
+  std::string out, commit = "unknown";
+  for (int i = 1; i < argc; i += 2) {
+    const bool known = std::strcmp(argv[i], "--out") == 0 || std::strcmp(argv[i], "--commit") == 0;
+    if (!known || i + 1 == argc) {
+      std::fprintf(stderr, "%s: usage: latent_gpu_bench [--out FILE] [--commit ID]\n", argv[i]);
+      return 2;
+    }
+    (std::strcmp(argv[i], "--out") == 0 ? out : commit) = argv[i + 1];
+  }
+  if (const Result<DeviceLimits> limits = ReadDeviceLimits(0); !limits.ok()) {
+    std::fprintf(stderr, "SKIPPED: %s\n", limits.status().message().c_str());
+    return 77;
+  }
+  const std::vector<std::string> rows = Run();
+  if (out.empty()) return 0;
+  const std::string head = " \"machine\": \"" + MachineName() + "\",\n \"commit\": \"" + commit +
+                           "\",\n \"command\": \"latent_gpu_bench\",\n \"notes\": \"A layer of 576 dims (rope key "
+                           "64, latent 512), K3V3; gb_per_s counts the bytes that the cache holds.\",\n";
+  Require(WriteResults(out, head, rows), "results");
+  return 0;
 }
 
 }  // namespace
 }  // namespace blockgtq::cuda
 
-int main() {
-  blockgtq::cuda::Run();
-  return 0;
-}
+int main(int argc, char** argv) { return blockgtq::cuda::Main(argc, argv); }

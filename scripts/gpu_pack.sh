@@ -21,8 +21,9 @@ done
 [[ $target ]] || die "give the folder to fill (see --help)"
 
 mkdir -p "$target/lib"
-for program in "$build"/blockgtq "$build"/blockgtq-bench-attention "$build"/cuda_*_test; do
-  [[ -x $program ]] || die "$program is missing: build blockgtq, blockgtq-bench-attention and cuda_tests first"
+for program in "$build"/blockgtq "$build"/blockgtq-bench-attention "$build"/latent_gpu_bench "$build"/cuda_*_test; do
+  [[ -x $program ]] ||
+    die "$program is missing: build blockgtq, blockgtq-bench-attention, latent_gpu_bench and cuda_tests first"
   strip -o "$target/$(basename "$program")" "$program"
 done
 # Every machine has the C and C++ libraries; the others may be missing.

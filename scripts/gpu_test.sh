@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Runs the GPU tests and benchmarks on this machine, and writes attention.json, e2e.json and gpu_models.json.
-#   scripts/gpu_test.sh [--build FOLDER] [--out FOLDER] [--sanitize] [--only tests,attention,models,e2e]
-# --build FOLDER  holds the programs cuda_*_test, blockgtq-bench-attention and blockgtq (default: build-gpu, configured
-#                 and built here with nvcc when it is missing). A bare GPU machine needs no library of the project when
-#                 scripts/gpu_pack.sh filled the folder elsewhere, but cuDNN 9: where the loader does not find one,
-#                 PyTorch's is used
+# Runs the GPU tests and benchmarks on this machine, and writes attention.json, latent.json, e2e.json and
+# gpu_models.json.
+#   scripts/gpu_test.sh [--build FOLDER] [--out FOLDER] [--sanitize] [--only tests,attention,latent,models,e2e]
+# --build FOLDER  holds the programs cuda_*_test, blockgtq-bench-attention, latent_gpu_bench and blockgtq (default:
+#                 build-gpu, configured and built here with nvcc when it is missing). A bare GPU machine needs no
+#                 library of the project when scripts/gpu_pack.sh filled the folder elsewhere, but cuDNN 9: where the
+#                 loader does not find one, PyTorch's is used
 # --out FOLDER    of the result files (default: bench/results)
 # --sanitize      compute-sanitizer's memcheck and racecheck on the quick cases too
-# --only LIST     tests; attention: packed attention beside cuDNN; models: real models beside the CPU, those that are in
-#                 BGTQ_MODELS; e2e: shapes with random weights (numpy, 16 GB of disk, minutes)
+# --only LIST     tests; attention: packed attention beside cuDNN; latent: attention over latents; models: real models
+#                 beside the CPU, those that are in BGTQ_MODELS; e2e: shapes with random weights (numpy, 16 GB of disk, minutes)
 # BGTQ_COMMIT names the commit where the tree came without its history.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -17,7 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 build="$repo_root/build-gpu"
 out="$repo_root/bench/results"
 sanitize=''
-only=tests,attention,models,e2e
+only=tests,attention,latent,models,e2e
 while (($#)); do
   case $1 in
     --build) build=${2:?--build needs a folder}; shift 2 ;;
@@ -33,11 +34,12 @@ done
 wants() { [[ ,$only, == *,$1,* ]]; }
 
 bench=$build/blockgtq-bench-attention
-if [[ ! -x $bench ]] || ! compgen -G "$build/cuda_*_test" > /dev/null; then
+latent_bench=$build/latent_gpu_bench
+if [[ ! -x $bench || ! -x $latent_bench ]] || ! compgen -G "$build/cuda_*_test" > /dev/null; then
   command -v nvcc > /dev/null || die "$build has no test programs and there is no nvcc to build them"
   say "building $build"
   configure "$build" -DCMAKE_BUILD_TYPE=Release -DBGTQ_BUILD_TESTS=ON -DBGTQ_BUILD_BENCH=ON
-  cmake --build "$build" -j "$jobs" --target cuda_tests blockgtq-bench-attention blockgtq
+  cmake --build "$build" -j "$jobs" --target cuda_tests blockgtq-bench-attention latent_gpu_bench blockgtq
 fi
 
 # find_library NAME: adds the folder of a library of PyTorch's packages to the loader's, unless the loader has one.
@@ -86,6 +88,10 @@ export BGTQ_COMMIT
 if wants attention; then
   say "attention"
   "$bench" --commit "$BGTQ_COMMIT" --out "$out/attention.json"
+fi
+if wants latent; then
+  say "attention over latents"
+  "$latent_bench" --commit "$BGTQ_COMMIT" --out "$out/latent.json"
 fi
 if wants models; then
   say "real models"

@@ -1,10 +1,13 @@
-// The state behind KvCache: its books (kv_cache.cc) and what sessions (session.cc) read and fill.
+// The state behind KvCache: made by kv_cache_create.cc, its books (kv_cache.cc), and what sessions
+// (session.cc) read and fill.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "src/cache/kv_cache.h"
@@ -12,6 +15,9 @@
 #include "src/codec/record.h"
 
 namespace blockgtq {
+
+inline int64_t PagesOf(int64_t tokens) { return tokens / kPageTokens + (tokens % kPageTokens != 0); }
+inline Status Invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
 struct KvCache::Impl {
   struct Sequence {

@@ -9,8 +9,6 @@
 namespace blockgtq {
 namespace {
 
-int64_t PagesOf(int64_t tokens) { return tokens / kPageTokens + (tokens % kPageTokens != 0); }
-
 // Zeroes every slot outside [first, end) of an exact tile (ExactTileBytes).
 void KeepExactSlots(const CacheGeometry& geometry, int64_t element_bytes, int tile_tokens, int64_t first,
                     int64_t end, std::byte* tile) {

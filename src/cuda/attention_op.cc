@@ -67,16 +67,25 @@ Status AttentionOp::UploadConstants() {
 
 Status AttentionOp::TakeErrors() {
   Status status = errors_.Take();
-  if (status.ok()) return status;
-  // Rows of the request that failed lie where those of later ones end, and library kernels multiply them by
-  // 0.
+  if (!status.ok()) BGTQ_RETURN_IF_ERROR(ClearPrefix());
+  return status;
+}
+
+Status AttentionOp::DropErrors() {
+  BGTQ_RETURN_IF_ERROR(errors_.Clear());
+  return ClearPrefix();
+}
+
+/// After a pass that failed: its rows lie where those of later ones end, and library kernels multiply them by
+/// 0.
+Status AttentionOp::ClearPrefix() {
   for (DeviceBuffer* buffer : {&prefix_keys_, &prefix_values_}) {
     if (buffer->bytes() == 0) continue;
     BGTQ_RETURN_IF_ERROR(
         CudaStatus(cudaMemsetAsync(buffer->data(), 0, static_cast<size_t>(buffer->bytes()), device_.stream()),
                    "clearing a buffer"));
   }
-  return status;
+  return Status::Ok();
 }
 
 Status AttentionOp::BeginStep(const StepInput& input) {

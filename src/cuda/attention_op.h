@@ -32,6 +32,7 @@ class AttentionOp : public LayerAttention {
   Status Run(const AttentionCall& call, const AttentionRows& rows) override;
   Status EndStep() override;
   Status TakeErrors() override;
+  Status DropErrors() override;
 
  private:
   AttentionOp(Device& device, std::function<Result<FlashAttention*>()> flash, KvCache& cache,
@@ -48,6 +49,7 @@ class AttentionOp : public LayerAttention {
   Status Unpack(const Segment& s, int layer, int64_t first, int64_t count, uint16_t* keys, uint16_t* values);
   Status AttendHalf(const AttentionCall& call, const AttentionRows& rows, const Segment& s);
   Status ReservePrefix(int64_t tokens);
+  Status ClearPrefix();
   Status AttendHalfWindows(const AttentionCall& call, const AttentionRows& rows, const Segment& s);
   HalfKeyValues HalfPages(int layer, const Segment& s) const;
   HalfKeyValues PrefixRows(int64_t bound) const;

@@ -1,18 +1,15 @@
 // Backend operations as launches on one stream.
 #include "src/cuda/cuda_backend.h"
 
-#include <cuda_runtime.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "src/core/thread_pool.h"
-#include "src/cuda/argmax.h"
 #include "src/cuda/attention_op.h"
 #include "src/cuda/cuda_activations.h"
 #include "src/cuda/device_cache_memory.h"
@@ -21,9 +18,9 @@
 #include "src/cuda/flash_attention.h"
 #include "src/cuda/heads.h"
 #include "src/cuda/latent_attention_op.h"
-#include "src/cuda/launch.cuh"
 #include "src/cuda/matmul.h"
 #include "src/cuda/matmul_weights.h"
+#include "src/cuda/row_reader.h"
 #include "src/cuda/simulated_attention_op.h"
 #include "src/cuda/step_graph.h"
 
@@ -139,26 +136,9 @@ class CudaBackend : public Backend {
   std::string_view fast_activations() const override { return "fp16"; }
 
   Status Step(const StepInput& input, const std::function<Status()>& forward) override {
-    LayerAttention& op = OpOf(input.cache);
-    BGTQ_RETURN_IF_ERROR(TakeError());
-    BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
-    BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
-    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
-    step_ = &op;
-    const auto launch = [&]() -> Status {
-      Status ran = forward();
-      Status noted = TakeError();  // what a launch noted is this step's, also if it ended early
-      return ran.ok() ? noted : ran;
-    };
-    const bool graph = op.batch().decode() && !input.observed && input.probed.empty();
-    BGTQ_RETURN_IF_ERROR(graph ? graphs_.Run({&op, op.shape()}, launch) : launch());
-    BGTQ_RETURN_IF_ERROR(op.EndStep());
-    if (graph) return Status::Ok();
-    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).EndStep());
-    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
-    BGTQ_RETURN_IF_ERROR(op.TakeErrors());
-    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).TakeErrors());
-    return Status::Ok();
+    Status ran = RunStep(input, forward);
+    if (!ran.ok()) DropErrors(input);
+    return ran;
   }
 
   void Embed(const Weight& table, std::span<const int32_t> tokens, Activations& out) override {
@@ -298,23 +278,7 @@ class CudaBackend : public Backend {
   }
 
   void GatherRows(const Activations& x, std::span<const int64_t> rows, Activations& y) override {
-    const CudaActivations& from = Cast(x);
-    CudaActivations& to = Cast(y);
-    const int64_t count = static_cast<int64_t>(rows.size());
-    Note(UploadIndices(rows));
-    Note(from.is_full() ? to.BecomeFull() : to.BecomeHalves(from.has_low(), from.scale()));
-    const auto gather = [&](const void* source, int64_t element_bytes, void* target) {
-      Launch([&] {
-        return LaunchGatherRows(source, x.cols() * element_bytes, indices_.As<int32_t>(), count, target,
-                                false, device_->stream());
-      });
-    };
-    if (from.is_full()) {
-      gather(from.full(), sizeof(float), to.full());
-    } else {
-      gather(from.high(), sizeof(uint16_t), to.high());
-      if (from.has_low()) gather(from.low(), sizeof(uint16_t), to.low());
-    }
+    Launch([&] { return rows_.Gather(Cast(x), rows, Cast(y)); });
   }
 
   /// A cache goes away.
@@ -326,33 +290,19 @@ class CudaBackend : public Backend {
 
   Status ReadRow(const Activations& x, int64_t row, float* out) override {
     BGTQ_RETURN_IF_ERROR(TakeError());
-    const CudaActivations& from = Cast(x);
-    const float* source = from.full() + row * x.cols();
-    if (from.is_halves()) {
-      const int64_t offset = row * x.cols(), bytes = x.cols() * static_cast<int64_t>(sizeof(float));
-      BGTQ_RETURN_IF_ERROR(device_->Reserve(widened_, bytes, "a row of activations"));
-      BGTQ_RETURN_IF_ERROR(LaunchWiden(from.high() + offset, from.has_low() ? from.low() + offset : nullptr,
-                                       x.cols(), widened_.As<float>(), false, device_->stream()));
-      source = widened_.As<float>();
-    }
-    return ReadFloats(source, x.cols(), out);
+    BGTQ_RETURN_IF_ERROR(rows_.Read(Cast(x), row, out));
+    return TakeStepErrors();
   }
   Status ReadRows(const Activations& x, int64_t rows, float* out) override {
     if (!Cast(x).is_full()) return Backend::ReadRows(x, rows, out);
     BGTQ_RETURN_IF_ERROR(TakeError());
-    return ReadFloats(Cast(x).full(), rows * x.cols(), out);
+    BGTQ_RETURN_IF_ERROR(rows_.ReadFull(Cast(x), rows, out));
+    return TakeStepErrors();
   }
   Status LargestOfRows(const Activations& x, std::span<int32_t> out) override {
     BGTQ_RETURN_IF_ERROR(TakeError());
-    const int64_t bytes = static_cast<int64_t>(out.size_bytes());
-    BGTQ_RETURN_IF_ERROR(device_->Reserve(largest_, bytes, "chosen tokens"));
-    BGTQ_RETURN_IF_ERROR(LaunchArgMax(Cast(x).full(), static_cast<int64_t>(out.size()), x.cols(),
-                                      largest_.As<int32_t>(), device_->stream()));
-    BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(out.data(), largest_.data(), out.size_bytes(),
-                                                    cudaMemcpyDeviceToHost, device_->stream()),
-                                    "reading chosen tokens"));
-    BGTQ_RETURN_IF_ERROR(device_->Synchronize());
-    return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
+    BGTQ_RETURN_IF_ERROR(rows_.Largest(Cast(x), out));
+    return TakeStepErrors();
   }
 
  private:
@@ -362,17 +312,44 @@ class CudaBackend : public Backend {
         memory_(*device_),
         graphs_(*device_),
         matmul_(device_->limits().processors),
-        experts_(*device_) {}
+        experts_(*device_),
+        rows_(*device_) {}
 
   static LayerAttention& OpOf(CacheBinding* cache) { return *static_cast<CudaCacheBinding*>(cache)->op; }
 
-  Status ReadFloats(const float* from, int64_t count, float* out) {
-    BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(out, from, static_cast<size_t>(count) * sizeof(float),
-                                                    cudaMemcpyDeviceToHost, device_->stream()),
-                                    "reading rows"));
+  Status RunStep(const StepInput& input, const std::function<Status()>& forward) {
+    LayerAttention& op = OpOf(input.cache);
+    BGTQ_RETURN_IF_ERROR(TakeError());
+    BGTQ_RETURN_IF_ERROR(op.BeginStep(input));
+    BGTQ_RETURN_IF_ERROR(op.TakeErrors());  // of the step before, whose work is done by now
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).BeginStep(input));
+    step_ = &op;
+    const auto launch = [&]() -> Status {
+      Status ran = forward();
+      Status noted = TakeError();  // what a launch noted is this step's, also if it ended early
+      return ran.ok() ? noted : ran;
+    };
+    const bool graph = op.batch().decode() && !input.observed && input.probed.empty();
+    BGTQ_RETURN_IF_ERROR(graph ? graphs_.Run({&op, op.shape()}, launch) : launch());
+    BGTQ_RETURN_IF_ERROR(op.EndStep());
+    if (graph) return Status::Ok();
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).EndStep());
     BGTQ_RETURN_IF_ERROR(device_->Synchronize());
-    return step_ != nullptr ? step_->TakeErrors() : Status::Ok();
+    BGTQ_RETURN_IF_ERROR(op.TakeErrors());
+    for (CacheBinding* other : input.probed) BGTQ_RETURN_IF_ERROR(OpOf(other).TakeErrors());
+    return Status::Ok();
   }
+
+  /// The kernels of a step that failed may have filled error words that nobody has taken: of its probes, or
+  /// of layers ahead of the operation that failed.
+  void DropErrors(const StepInput& input) {
+    if (!device_->Synchronize().ok()) return;  // nothing runs on this device any more
+    (void)OpOf(input.cache).DropErrors();      // a failure shows in what comes next
+    for (CacheBinding* other : input.probed) (void)OpOf(other).DropErrors();
+  }
+
+  /// Of the last step, whose work is done.
+  Status TakeStepErrors() { return step_ != nullptr ? step_->TakeErrors() : Status::Ok(); }
 
   static MatMulItem Item(const Weight& weight, const CudaActivations& y, float alpha) {
     MatMulItem item;
@@ -442,18 +419,6 @@ class CudaBackend : public Backend {
     return host_.get();
   }
 
-  Status UploadIndices(std::span<const int64_t> rows) {
-    const int64_t bytes = static_cast<int64_t>(rows.size() * sizeof(int32_t));
-    BGTQ_RETURN_IF_ERROR(device_->Reserve(indices_, bytes, "row numbers"));
-    const std::vector<int32_t> narrow(rows.begin(), rows.end());
-    if (narrow == uploaded_indices_) return Status::Ok();
-    uploaded_indices_ = narrow;
-    // Pageable memory: the call returns once the numbers have been taken.
-    return CudaStatus(cudaMemcpyAsync(indices_.data(), narrow.data(), static_cast<size_t>(bytes),
-                                      cudaMemcpyHostToDevice, device_->stream()),
-                      "uploading row numbers");
-  }
-
   BackendOptions options_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostSide> host_;  // once there is a simulated cache
@@ -470,8 +435,7 @@ class CudaBackend : public Backend {
   std::vector<const uint16_t*> gates_, ups_, downs_;  // of a mixture's experts
   std::vector<const uint16_t*> head_weights_;         // of a product of heads
   Kept normed_, up_, router_;
-  DeviceBuffer indices_, widened_, largest_;
-  std::vector<int32_t> uploaded_indices_;
+  RowReader rows_;
 };
 
 CudaCacheBinding::~CudaCacheBinding() { backend.Forget(op.get()); }

@@ -34,16 +34,20 @@ Status ErrorWords::Send(CUstream_st* stream) {
       "reading error words");
 }
 
-Status ErrorWords::Take() {
+Status ErrorWords::Clear() {
   int32_t* words = host_words_.As<int32_t>();
+  std::fill_n(words, layers_, kNoError);
+  return CudaStatus(cudaMemcpy(device_words_.data(), words, static_cast<size_t>(device_words_.bytes()),
+                               cudaMemcpyHostToDevice),
+                    "clearing error words");
+}
+
+Status ErrorWords::Take() {
+  const int32_t* words = host_words_.As<int32_t>();
   for (int layer = 0; layer < layers_; ++layer) {
     const int32_t position = words[layer];
     if (position == kNoError) continue;
-    std::fill_n(words, layers_, kNoError);
-    BGTQ_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpy(device_words_.data(), words, static_cast<size_t>(device_words_.bytes()),
-                              cudaMemcpyHostToDevice),
-                   "clearing error words"));
+    BGTQ_RETURN_IF_ERROR(Clear());
     return Status(
         ErrorCode::kNonFinite,
         fmt::format("layer {}: a query, key or value at position {} is NaN, infinite or beyond fp16; the "

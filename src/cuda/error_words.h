@@ -18,6 +18,8 @@ class ErrorWords {
   /// What the last copy brought, once the stream has been waited for. Errors: kNonFinite naming layer and
   /// position, once.
   Status Take();
+  /// Forgets what is in them. No kernel that writes them and no copy of them may be under way.
+  Status Clear();
 
  private:
   int layers_ = 0;

@@ -26,6 +26,7 @@ class LatentAttentionOp : public LayerAttention {
   Status Run(const AttentionCall& call, const AttentionRows& rows) override;
   Status EndStep() override;
   Status TakeErrors() override { return errors_.Take(); }
+  Status DropErrors() override { return errors_.Clear(); }
 
  private:
   LatentAttentionOp(Device& device, KvCache& cache, const RopeConfig& rope);

@@ -52,6 +52,9 @@ class LayerAttention {
   /// What the error words said at the last EndStep whose work is done (Device::Synchronize). Errors:
   /// kNonFinite naming layer and position, once.
   virtual Status TakeErrors() = 0;
+  /// After a pass that failed, whose work is done: what its kernels left in the error words is no later
+  /// pass's. Errors: a CUDA error.
+  virtual Status DropErrors() = 0;
 };
 
 }  // namespace blockgtq::cuda

@@ -39,6 +39,7 @@ class SimulatedAttentionOp : public LayerAttention {
   Status Run(const AttentionCall& call, const AttentionRows& rows) override;
   Status EndStep() override { return Status::Ok(); }
   Status TakeErrors() override { return Status::Ok(); }  // Run has reported them
+  Status DropErrors() override { return Status::Ok(); }
 
  private:
   SimulatedAttentionOp(Device& device, HostSide& host, KvCache& cache)

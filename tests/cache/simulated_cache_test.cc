@@ -8,6 +8,7 @@
 
 #include "src/cache/kv_cache.h"
 #include "src/cache/session.h"
+#include "src/core/machine_memory.h"
 
 namespace blockgtq {
 namespace {
@@ -45,6 +46,20 @@ CacheOptions Options(std::shared_ptr<const SimulatedHeads> heads, int sinks = 4,
 }
 
 constexpr CacheGeometry kGeometry{2, 2, 32};
+
+TEST(SimulatedCache, RefusesMoreTokensThanMemoryHolds) {
+  const auto memory = ReadMachineMemory();
+  if (!memory.has_value()) GTEST_SKIP() << "the system does not say how much memory it has";
+  CacheOptions options = Options(Heads(2, 2, 32));
+  constexpr int64_t kTokenBytes = int64_t{16} * 2 * 2 * 32;
+  options.max_tokens = (memory->total / kTokenBytes / 64 + 1) * 64;
+  const Status refused = KvCache::Create(kGeometry, options, nullptr).status();
+  EXPECT_EQ(refused.code(), ErrorCode::kOutOfMemory);
+  const std::string tokens = std::to_string(options.max_tokens);
+  EXPECT_THAT(refused.message(), HasSubstr("KV cache of " + tokens + " tokens: " +
+                                           std::to_string(options.max_tokens * kTokenBytes) + " bytes"));
+  EXPECT_THAT(refused.message(), HasSubstr("are free"));
+}
 
 TEST(SimulatedCache, RefusesHeadsThatAreNotTheModels) {
   const auto status = [](const CacheOptions& options) {

@@ -1,5 +1,6 @@
 // Passes that attend to several caches at once (AttentionProbe): each cache's outputs are those of a pass
-// over it alone, and the cache that drives the pass is not disturbed.
+// over it alone, and the cache that drives the pass is not disturbed. What fails in a pass is not told again
+// by the next.
 //
 //   attention_probe_test
 //
@@ -19,13 +20,15 @@ namespace {
 
 constexpr int kLayers = 2, kHeads = 4, kKvHeads = 2, kDim = 64;
 constexpr int64_t kPasses[] = {200, 55, 1, 1, 1, 1};  // rows, strict; a page leaves the window among the last
-constexpr int64_t kTokens = 259;
+constexpr int64_t kTokens = 259, kBadToken = kTokens;
 
-/// Random rows [kTokens, heads * kDim], as a matrix that a pass looks its tokens' rows up in.
+/// Random rows [kTokens, heads * kDim], as a matrix that a pass looks its tokens' rows up in; and of
+/// kBadToken one that no cache can hold.
 struct Rows {
   Rows(Backend& backend, int heads, uint64_t seed)
       : values(cpu::Normals(static_cast<size_t>(kTokens * heads * kDim), 1.0f, seed)) {
-    const TensorView view{TensorType::kF32, reinterpret_cast<const std::byte*>(values.data()), kTokens,
+    values.resize(static_cast<size_t>((kTokens + 1) * heads * kDim), 40000.0f);
+    const TensorView view{TensorType::kF32, reinterpret_cast<const std::byte*>(values.data()), kTokens + 1,
                           int64_t{heads} * kDim};
     weight = Require(backend.LoadMatrix(view, "rows"), "rows");
   }
@@ -67,28 +70,49 @@ class Passes {
     return Require(KvCache::Create({kLayers, kKvHeads, kDim}, options, &plan_), "a cache");
   }
 
-  /// Runs all passes over caches[0], the others probed; [caches].
-  std::vector<Outputs> Run(std::span<KvCache* const> caches) {
-    std::vector<std::unique_ptr<CacheBinding>> bindings;
-    std::vector<CacheBinding*> probed;
+  /// Caches with a sequence each: a pass is over the first, the others probed.
+  struct Bound {
+    std::span<KvCache* const> caches;
+    std::vector<std::unique_ptr<CacheBinding>> bindings = {};
+    std::vector<CacheBinding*> probed = {};
+  };
+  Bound Bind(std::span<KvCache* const> caches) {
+    Bound bound{caches};
     for (KvCache* cache : caches) {
       Require(cache->AddSequence(), "a sequence");
-      bindings.push_back(Require(backend_.BindCache(*cache, ropes_), "a binding"));
-      if (cache != caches[0]) probed.push_back(bindings.back().get());
+      bound.bindings.push_back(Require(backend_.BindCache(*cache, ropes_), "a binding"));
+      if (cache != caches[0]) bound.probed.push_back(bound.bindings.back().get());
     }
+    return bound;
+  }
+
+  /// Runs all passes; [caches].
+  std::vector<Outputs> Run(std::span<KvCache* const> caches) {
+    const Bound bound = Bind(caches);
     std::vector<Outputs> outputs(caches.size());
     int64_t first = 0;
     for (const int64_t rows : kPasses) {
       std::vector<int32_t> tokens;
       for (int64_t t = first; t < first + rows; ++t) tokens.push_back(static_cast<int32_t>(t));
+      Require(Pass(bound, tokens, first, Status::Ok(), outputs), "a pass");
       const BatchSlice slice{0, 0, rows, first, true};
-      for (KvCache* cache : caches) Require(cache->Reserve(0, rows), "room");
-      const StepInput input{tokens, {&slice, 1}, bindings[0].get(), true, probed};
-      Require(backend_.Step(input, [&] { return Forward(input, slice, bindings, outputs); }), "a pass");
       for (KvCache* cache : caches) cache->Commit(0, rows, CodedEndAfter(*cache, slice));
       first += rows;
     }
     return outputs;
+  }
+
+  /// One pass, which the caches do not keep. end: what an operation after the attention of every layer gives.
+  Status Pass(const Bound& bound, std::span<const int32_t> tokens, int64_t first, const Status& end,
+              std::vector<Outputs>& outputs) {
+    const int64_t rows = static_cast<int64_t>(tokens.size());
+    const BatchSlice slice{0, 0, rows, first, true};
+    for (KvCache* cache : bound.caches) Require(cache->Reserve(0, rows), "room");
+    const StepInput input{tokens, {&slice, 1}, bound.bindings[0].get(), true, bound.probed};
+    return backend_.Step(input, [&] {
+      Status ran = Forward(input, slice, bound.bindings, outputs);
+      return ran.ok() ? end : ran;
+    });
   }
 
  private:
@@ -173,7 +197,43 @@ void TestProbes(Backend& backend) {
   }
 }
 
-void Run(const DeviceLimits&, bool) { TestProbes(*Require(CreateCudaBackend({"cuda", 1}), "the backend")); }
+/// Error words that a pass leaves, of the cache that drives it and of those beside it, are not the next
+/// pass's.
+void TestFailedPasses(Backend& backend) {
+  Passes passes(backend);
+  const auto driving = passes.Cache(CacheKind::kHalf, 0, 0), window = passes.Cache(CacheKind::kPacked, 4, 64),
+             no_buffer = passes.Cache(CacheKind::kPacked, 0, 0);
+  KvCache* const caches[] = {driving.get(), window.get(), no_buffer.get()};
+  const std::vector<int32_t> good = {0, 1, 2}, bad = {0, kBadToken, 2};
+  const Status stopped(ErrorCode::kUnsupported, "an operation that fails");
+  for (const size_t count : {1, 3}) {
+    const Passes::Bound bound = passes.Bind(std::span(caches).first(count));
+    const auto pass = [&](const std::vector<int32_t>& tokens, const Status& end) {
+      std::vector<Outputs> outputs(count);
+      return passes.Pass(bound, tokens, 0, end, outputs);
+    };
+    const std::string where = std::to_string(count) + " caches: ";
+    for (int round = 0; round < 2; ++round) {
+      const Status damaged = pass(bad, Status::Ok());
+      Check(damaged.code() == ErrorCode::kNonFinite &&
+                damaged.message().find("position 1 ") != std::string::npos,
+            where + "a value that no cache holds is found: " + damaged.message());
+      const Status after_damage = pass(good, Status::Ok());
+      Check(after_damage.ok(), where + "a pass after one with a bad value: " + after_damage.message());
+      const Status failed = pass(bad, stopped);
+      Check(failed.message() == stopped.message(), where + "the first failure is told: " + failed.message());
+      const Status after_failure = pass(good, Status::Ok());
+      Check(after_failure.ok(), where + "a pass after one that failed: " + after_failure.message());
+    }
+    for (KvCache* cache : bound.caches) cache->RemoveSequence(0);
+  }
+}
+
+void Run(const DeviceLimits&, bool) {
+  const auto backend = Require(CreateCudaBackend({"cuda", 1}), "the backend");
+  TestProbes(*backend);
+  TestFailedPasses(*backend);
+}
 
 }  // namespace
 }  // namespace blockgtq::cuda

@@ -38,6 +38,7 @@ struct Case {
   int64_t window = 0;    // tokens that the newest one sees, itself included; 0: all
   bool fused =
       false;  // the kernel rotates and stores the newest token itself; every sequence has a recent one
+  int head_parts = 0;  // of the query heads, that it must run in; 0: any
 };
 
 inline RopeConfig RopeOf(const Case& c) { return c.rope.head_dim > 0 ? c.rope : cpu::MakeRope(c.head_dim); }

@@ -21,6 +21,7 @@
 #include "tests/cuda/decode_reference.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/harness.h"
+#include "tests/cuda/late_rows.h"
 #include "tests/cuda/new_tokens.h"
 
 namespace blockgtq::cuda {
@@ -72,6 +73,10 @@ class Fixture {
     const HeadTraits traits = Require(TraitsOf(plans_, rope_.config()), "traits");
     const HeadTable table = Require(BuildHeadTable(plans_, traits, rope_.config()), "table");
     config_ = Require(Configure(c, traits, device), "configuration");
+    if (c.head_parts > 0) {
+      Check(config_.head_parts == c.head_parts,
+            c.name + ": it runs in " + std::to_string(config_.head_parts) + " parts");
+    }
     table_ = std::make_unique<DeviceTable>(table);
     if (traits.mean_units > 0) {
       phases_ = std::make_unique<DevicePhases>(rope_.config(), c.first_position, longest);
@@ -118,7 +123,8 @@ class Fixture {
     Require(cudaDeviceSynchronize(), "run");
     return out_.Download();
   }
-  /// Launches attention twice, the second while the first ends, each with an output of its own.
+  /// Launches attention twice, each with an output of its own: the first while the kernel that writes its
+  /// rows runs, the second while the first (and maybe that kernel too) does.
   std::pair<std::vector<uint16_t>, std::vector<uint16_t>> RunOverlapped() {
     DeviceArray<uint16_t> second_out(out_.size());
     out_.Fill(0xff);
@@ -133,10 +139,20 @@ class Fixture {
       second.exact = second_exact.rows.data();
       second.rope = new_tokens_->Fused(second_exact);
     }
-    Launch(nullptr);
+    LateRows rows;
+    if (c_.fused) {
+      new_tokens_->AddTo(rows);
+    } else {
+      rows.Add(device_queries_);
+    }
+    rows.Spoil();
+    Require(LaunchDecodeSchedule(config_, params_, nullptr), "schedule");
+    rows.Launch(nullptr);
+    Require(LaunchDecodeAttention(config_, params_, true, nullptr), "attention behind what writes its rows");
     Require(LaunchDecodeAttention(config_, second, true, nullptr), "attention behind attention");
     Require(cudaDeviceSynchronize(), "run");
     if (c_.fused) {
+      CheckStored();
       Check(second_exact.Download() == stored_exact_, c_.name + ": a run behind another stores other bytes");
     }
     return {out_.Download(), second_out.Download()};

@@ -13,6 +13,7 @@
 #include "tests/cpu/packed_head_model.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/harness.h"
+#include "tests/cuda/late_rows.h"
 
 namespace blockgtq::cuda {
 
@@ -110,6 +111,7 @@ class NewTokens {
     error_.Upload({std::numeric_limits<int32_t>::max()});
     return error;
   }
+  void AddTo(LateRows& late) const { late.Add(device_q_), late.Add(device_k_), late.Add(device_v_); }
   // Before RoPE; Upload brings what was changed to the device.
   std::vector<float>& q() { return q_; }
   std::vector<float>& k() { return k_; }

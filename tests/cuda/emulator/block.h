@@ -36,6 +36,7 @@ struct Thread {
   Block* block;
   Warp* warp;
   bool done = false;
+  bool waited = false;  // for the kernels ahead: itself, or a thread that it has met in a barrier since
   bool arrived_in_cluster = false;
   uint32_t cluster_epoch = 0;          // in which it arrived
   std::vector<SmallCopy> copies = {};  // that no arrival follows yet
@@ -55,7 +56,6 @@ struct Block {
   size_t shared_bytes;
   int size, alive;               // threads
   uint32_t epoch = NextEpoch();  // ends at each __syncthreads
-  bool waited = false;           // for the kernel before this one
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::vector<Thread*> at_sync = {};
@@ -69,8 +69,8 @@ extern Thread* g_thread;
 /// The blocks that live, by rank, and the part of their life between two cluster barriers.
 extern std::vector<Block*> g_cluster;
 extern uint32_t g_cluster_epoch;
-/// The launch: how many there were before it, and whether it is an early one.
-extern uint32_t g_launch;
+/// The launch that runs; the first one that may still run beside it, where it is an early one.
+extern uint32_t g_launch, g_first_unfinished;
 extern bool g_launched_early;
 
 }  // namespace blockgtq::emulator

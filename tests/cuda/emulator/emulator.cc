@@ -46,7 +46,8 @@ namespace blockgtq::emulator {
 
 Thread* g_thread = nullptr;
 std::vector<Block*> g_cluster;
-uint32_t g_cluster_epoch = 0, g_launch = 1;  // words that no launch has written have 0
+uint32_t g_cluster_epoch = 0, g_launch = 1,
+         g_first_unfinished = 1;  // words that no launch has written have 0
 bool g_launched_early = false;
 
 namespace {
@@ -105,6 +106,7 @@ size_t g_cluster_arrived = 0;
 void* g_scheduler = nullptr;  // its stack pointer, while a thread runs
 const std::function<void()>* g_body = nullptr;
 uint32_t g_epoch = 0;
+bool g_lets_next_start_unwaited = false;  // a thread of the launch does, while kernels ahead of it still run
 
 void Yield() { BgtqEmulatorSwitch(&g_thread->stack_pointer, g_scheduler); }
 
@@ -153,6 +155,15 @@ void Prepare(Thread& t, Block& block, int index, char* stack) {
   for (int i = 0; i < kRegisters; ++i) *--top = nullptr;
   t.stack_pointer = top;
   g_ready.Add(&t);
+}
+
+// A wait makes what the kernels ahead have written visible to the whole grid: a thread that meets one that
+// has waited may read it.
+template <typename Threads>
+void ShareWait(const Threads& threads) {
+  bool waited = false;
+  for (const Thread* t : threads) waited |= t->waited;
+  for (Thread* t : threads) t->waited = waited;
 }
 
 void Settle(TransactionBarrier& barrier) {
@@ -304,8 +315,11 @@ void Launch(const KernelLaunch& launch) {
   if (BGTQ_EMULATED_SM < 90 && (launch.cluster_blocks > 1 || launch.early)) {
     Fail("a launch that sm_80 does not know", launch.cluster_blocks, launch.early);
   }
+  // Where the kernel ahead let this one start before it had waited itself, what it did not wait for runs too.
+  if (!g_launched_early || !g_lets_next_start_unwaited) g_first_unfinished = g_launch;
   ++g_launch;
   g_launched_early = launch.early;
+  g_lets_next_start_unwaited = false;
   g_body = &launch.body;
   gridDim.x = launch.blocks;
   blockDim.x = launch.threads;
@@ -336,7 +350,10 @@ void WarpInstruction(const char* name, void* argument, void (*execute)(void* con
 }
 
 void SyncWarp() {
-  WarpInstruction("__syncwarp", nullptr, [](void* const*) { g_thread->warp->epoch = NextEpoch(); });
+  WarpInstruction("__syncwarp", nullptr, [](void* const*) {
+    g_thread->warp->epoch = NextEpoch();
+    ShareWait(g_thread->warp->lanes);
+  });
 }
 
 uint32_t ShuffleLanes(Shuffle kind, uint32_t value, int argument) {
@@ -374,6 +391,7 @@ void SyncThreads() {
   if (g_thread->warp->arrived > 0) Fail("__syncthreads while lanes of the warp wait in an instruction");
   block->at_sync.push_back(g_thread);
   if (static_cast<int>(block->at_sync.size()) == block->alive) {
+    ShareWait(block->at_sync);
     g_ready.Add(block->at_sync);
     block->epoch = NextEpoch();
   }
@@ -422,6 +440,7 @@ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barr
   Block* block = g_thread->block;
   At(block, shared, bytes);
   FindBarrier(block, barrier);
+  CheckAccess(global, bytes, false);
   g_copies.push_back({block, shared, barrier, bytes, global});
 }
 
@@ -446,6 +465,7 @@ void CopyAsync(uint32_t shared, const void* global) {
     Fail("a copy that is not of aligned 16 bytes", shared);
   }
   At(g_thread->block, shared, 16);
+  CheckAccess(global, 16, false);
   g_thread->copies.push_back({shared, global});
 }
 
@@ -474,6 +494,7 @@ void ClusterWait() {
   g_thread->arrived_in_cluster = false;
 }
 
-void WaitForPreviousKernel() { g_thread->block->waited = true; }
+void WaitForPreviousKernel() { g_thread->waited = true; }
+void LetNextKernelStart() { g_lets_next_start_unwaited |= !g_thread->waited; }
 
 }  // namespace blockgtq::emulator

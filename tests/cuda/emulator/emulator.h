@@ -58,5 +58,6 @@ void BarrierArriveAfterCopies(uint32_t barrier);
 void ClusterArrive();
 void ClusterWait();
 void WaitForPreviousKernel();
+void LetNextKernelStart();
 
 }  // namespace blockgtq::emulator

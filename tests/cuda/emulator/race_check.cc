@@ -31,17 +31,18 @@ ByteHistory* History(const Block* block) {
 void CheckGlobal(const void* p, size_t bytes, bool write) {
   const char* stack = g_thread->stack;
   if (p >= stack && p < stack + kStackBytes) return;
-  const bool too_early = g_launched_early && !g_thread->block->waited;
+  const bool too_early = g_launched_early && !g_thread->waited;
   if (!write && !too_early) return;
   Allocation* a = FindAllocation(p);
   if (a == nullptr) return;
   const size_t offset = static_cast<const uint8_t*>(p) - a->mapping.data;
   if (write && too_early) Fail("RACE: a write before the kernel ahead has finished; offset", offset);
   for (size_t word = offset / 4; word <= (offset + bytes - 1) / 4; ++word) {
+    const uint32_t written = a->written_in[word];
     if (write) {
       a->written_in[word] = g_launch;
-    } else if (a->written_in[word] + 1 == g_launch) {
-      Fail("RACE: a read of what the kernel ahead writes, before it has finished; offset", offset);
+    } else if (written >= g_first_unfinished && written < g_launch) {
+      Fail("RACE: a read of what a kernel ahead writes, before it has finished; offset", offset);
     }
   }
 }

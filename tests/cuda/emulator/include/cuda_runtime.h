@@ -86,6 +86,10 @@ template <typename T>
 T __ldcg(const T* p) {
   return *p;
 }
+inline long long clock64() {  // time flies: no wait for it takes long
+  static long long now = 0;
+  return now += 1 << 20;
+}
 inline float __expf(float x) { return std::exp(x); }
 int atomicAdd(int* p, int value);
 int atomicMin(int* p, int value);

@@ -87,6 +87,6 @@ inline void BetweenPolls() { emulator::Fail("a block waits for a word of a clust
 
 // ---- programmatic dependent launch
 inline void WaitForPreviousKernel() { emulator::WaitForPreviousKernel(); }
-inline void LetNextKernelStart() {}
+inline void LetNextKernelStart() { emulator::LetNextKernelStart(); }
 
 }  // namespace blockgtq::cuda
