@@ -4,25 +4,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "src/core/thread_pool.h"
+#include "src/eval/error_model_search.h"
 
 namespace blockgtq {
 namespace {
 
 constexpr int kTargetRounds = 4;
 constexpr double kTargetTolerance = 0.03;
-// Error models that a measured plan is tried with, each beside the best so far.
-constexpr std::array<double, 1> kTrustSteps = {0.6};
-constexpr std::array<double, 2> kExponentSteps = {0.8, 1.25}, kKeySteps = {1.6, 0.625};
-constexpr double kLeastStep = 0.2, kMostStep = 4;  // that a parameter goes to
 constexpr size_t kEqualBitsTried = 3;
 constexpr double kWindowsExpected = 10;  // about, in a search: how fast its progress moves
-// Differences of plans' divergences on a part of the check text that may be chance.
-constexpr double kChance = 0.02;
 
 Status Invalid(std::string what) { return {ErrorCode::kInvalidArgument, std::move(what)}; }
 
@@ -45,7 +41,8 @@ class Search {
   Result<JointCandidate> ForBytes() {
     const double wanted = options_.bytes * kPageTokens * static_cast<double>(heads());
     const int64_t capacity = static_cast<int64_t>(std::min(wanted + 1e-6, 1e15));
-    BGTQ_ASSIGN_OR_RETURN(JointCandidate best, BestModel(capacity));
+    double correction = 1;
+    BGTQ_ASSIGN_OR_RETURN(const ErrorModel model, BestModel(capacity, correction));
     std::optional<JointCandidate> equal;
     for (const RecipeOptions& bits : EqualBits(capacity)) {
       BGTQ_RETURN_IF_ERROR(CheckJointStop(options_.stop));
@@ -55,8 +52,7 @@ class Search {
       BGTQ_ASSIGN_OR_RETURN(next.measured, KldOf(next.plan, some_));
       if (!equal.has_value() || next.measured < equal->measured) equal = std::move(next);
     }
-    BGTQ_RETURN_IF_ERROR(CheckJointStop(options_.stop));
-    BGTQ_ASSIGN_OR_RETURN(best.measured, KldOf(best.plan, check_.windows()));
+    BGTQ_ASSIGN_OR_RETURN(JointCandidate best, Try(model, capacity, check_.windows()));
     if (equal.has_value()) {
       BGTQ_RETURN_IF_ERROR(CheckJointStop(options_.stop));
       BGTQ_ASSIGN_OR_RETURN(equal->measured, KldOf(equal->plan, check_.windows()));
@@ -72,15 +68,15 @@ class Search {
     BGTQ_ASSIGN_OR_RETURN(int64_t capacity, CapacityFor({}, 1));
     BGTQ_ASSIGN_OR_RETURN(const JointCandidate plain, Try({}, capacity, some_));
     BGTQ_ASSIGN_OR_RETURN(capacity, CapacityFor({}, Correction(plain)));
-    BGTQ_ASSIGN_OR_RETURN(const JointCandidate likeliest, BestModel(capacity));
-    double correction = Correction(likeliest);
+    double correction = 1;
+    BGTQ_ASSIGN_OR_RETURN(const ErrorModel model, BestModel(capacity, correction));
     std::optional<JointCandidate> best;
     const auto distance = [&](const JointCandidate& c) {
       return std::abs(std::log(c.measured / options_.target_kld));
     };
     for (int round = 0; round < kTargetRounds; ++round) {
-      BGTQ_ASSIGN_OR_RETURN(capacity, CapacityFor(likeliest.model, correction));
-      BGTQ_ASSIGN_OR_RETURN(JointCandidate next, Try(likeliest.model, capacity, check_.windows()));
+      BGTQ_ASSIGN_OR_RETURN(capacity, CapacityFor(model, correction));
+      BGTQ_ASSIGN_OR_RETURN(JointCandidate next, Try(model, capacity, check_.windows()));
       correction = Correction(next);
       if (!best.has_value() || distance(next) < distance(*best)) best = std::move(next);
       if (distance(*best) < std::log1p(kTargetTolerance)) break;
@@ -129,36 +125,18 @@ class Search {
     return candidate;
   }
 
-  /// The error model that does best on a part of the check text: from the plain one, a step at a time. Trust
-  /// goes down as long as that costs no more than chance, since what probes say of one text holds less for
-  /// others; the exponent and the keys' factor change where that gains more than chance.
-  Result<JointCandidate> BestModel(int64_t capacity) {
-    BGTQ_ASSIGN_OR_RETURN(JointCandidate best, Try({}, capacity, some_));
-    double least = best.measured;
-    /// Takes steps of one parameter as long as they measure at most `share` of the least so far.
-    const auto improve = [&](std::span<const double> steps, double ErrorModel::*field,
-                             double share) -> Status {
-      for (const double step : steps) {
-        bool taken = false;
-        for (bool more = true; more;) {
-          ErrorModel model = best.model;
-          model.*field *= step;
-          if (model.*field > kMostStep || model.*field < kLeastStep) break;
-          BGTQ_ASSIGN_OR_RETURN(JointCandidate next, Try(model, capacity, some_));
-          more = next.measured <= share * least;
-          taken = taken || more;
-          least = std::min(least, next.measured);
-          if (more) best = std::move(next);
-        }
-        if (taken) break;  // the other way leads back
-      }
-      return Status::Ok();
+  /// The error model that does best on a part of the check text. correction: its Correction there.
+  Result<ErrorModel> BestModel(int64_t capacity, double& correction) {
+    std::vector<std::pair<ErrorModel, double>> corrections;
+    const auto measure = [&](const ErrorModel& model) -> Result<double> {
+      BGTQ_ASSIGN_OR_RETURN(const JointCandidate tried, Try(model, capacity, some_));
+      corrections.push_back({model, Correction(tried)});
+      return tried.measured;
     };
-    BGTQ_RETURN_IF_ERROR(improve(kTrustSteps, &ErrorModel::trust, 1 + kChance));
-    least = best.measured;
-    BGTQ_RETURN_IF_ERROR(improve(kExponentSteps, &ErrorModel::exponent, 1 - kChance));
-    least = best.measured;
-    BGTQ_RETURN_IF_ERROR(improve(kKeySteps, &ErrorModel::key_factor, 1 - kChance));
+    BGTQ_ASSIGN_OR_RETURN(const ErrorModel best, ChooseErrorModel(measure));
+    const auto of_best = std::find_if(corrections.begin(), corrections.end(),
+                                      [&](const auto& each) { return each.first == best; });
+    correction = of_best->second;
     return best;
   }
 
