@@ -11,7 +11,7 @@ namespace {
 // Each beside the best so far.
 constexpr std::array<double, 1> kTrustSteps = {0.6};
 constexpr std::array<double, 2> kExponentSteps = {0.8, 1.25}, kKeySteps = {1.6, 0.625};
-constexpr double kLeastStep = 0.2, kMostStep = 4;  // that a parameter goes to
+constexpr double kLeastStep = 0.3, kMostStep = 4;  // that a parameter goes to
 
 }  // namespace
 

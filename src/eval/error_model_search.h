@@ -8,8 +8,9 @@
 
 namespace blockgtq {
 
-/// Differences between divergences on a few hundred tokens that may be chance, as a share.
-inline constexpr double kChanceShare = 0.02;
+/// Share by which divergences of two plans on a few hundred tokens differ by chance: by so much the order of
+/// plans changes from one window of a text to the next.
+inline constexpr double kChanceShare = 0.04;
 
 /// From the plain model, a step of one parameter at a time. Trust goes down as long as that costs no more
 /// than chance: what probes say of one text holds less for others. The exponent and the keys' factor change
