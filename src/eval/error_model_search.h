@@ -8,8 +8,8 @@
 
 namespace blockgtq {
 
-/// Share by which divergences of two plans on a few hundred tokens differ by chance: by so much the order of
-/// plans changes from one window of a text to the next.
+/// Share by which divergences of two plans on a thousand tokens differ by chance: what one text says of two
+/// error models turns by so much on the next.
 inline constexpr double kChanceShare = 0.04;
 
 /// From the plain model, a step of one parameter at a time. Trust goes down as long as that costs no more

@@ -18,7 +18,7 @@ namespace {
 constexpr int kTargetRounds = 4;
 constexpr double kTargetTolerance = 0.03;
 constexpr size_t kEqualBitsTried = 3;
-constexpr double kWindowsExpected = 10;  // about, in a search: how fast its progress moves
+constexpr double kWindowsExpected = 20;  // about, in a search: how fast its progress moves
 
 Status Invalid(std::string what) { return {ErrorCode::kInvalidArgument, std::move(what)}; }
 
@@ -30,14 +30,14 @@ class Search {
         measured_(measured),
         check_(check),
         threads_(ThreadsOrCores(options.threads)),
-        some_(check.WindowsOf(options.probe_tokens)) {
+        some_((check.windows() + 1) / 2) {
     for (const HeadChoices& c : measured.choices) {
       smallest_ += c.keys.front().bytes + c.values.front().bytes;
       largest_ += c.keys.back().bytes + c.values.back().bytes;
     }
   }
 
-  /// Plans of error models and of equal bits on a part of the check text; the likeliest of each on all of it.
+  /// Plans of error models and of equal bits on half of the check text; the likeliest of each on all of it.
   Result<JointCandidate> ForBytes() {
     const double wanted = options_.bytes * kPageTokens * static_cast<double>(heads());
     const int64_t capacity = static_cast<int64_t>(std::min(wanted + 1e-6, 1e15));
@@ -62,7 +62,7 @@ class Search {
     return best;
   }
 
-  /// The error model is found near the capacity that the target takes, on a part of the check text; then the
+  /// The error model is found near the capacity that the target takes, on half of the check text; then the
   /// capacity is corrected until the plan's divergence on all of it is the target.
   Result<JointCandidate> ForTarget() {
     BGTQ_ASSIGN_OR_RETURN(int64_t capacity, CapacityFor({}, 1));
@@ -125,7 +125,7 @@ class Search {
     return candidate;
   }
 
-  /// The error model that does best on a part of the check text. correction: its Correction there.
+  /// The error model that does best on half of the check text. correction: its Correction there.
   Result<ErrorModel> BestModel(int64_t capacity, double& correction) {
     std::vector<std::pair<ErrorModel, double>> corrections;
     const auto measure = [&](const ErrorModel& model) -> Result<double> {

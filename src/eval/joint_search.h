@@ -1,4 +1,4 @@
-// The plan of a budget: which error model splits the bytes best is measured on a part of the check text, and
+// The plan of a budget: which error model splits the bytes best is measured on half of the check text, and
 // the few plans that come into question, or the one that meets a target, on all of it.
 #pragma once
 

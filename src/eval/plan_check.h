@@ -2,7 +2,6 @@
 // keeps the exact run's last hidden rows and not its logits, which are gigabytes where a vocabulary is large.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -36,10 +35,6 @@ class PlanCheck {
   /// kNonFinite; those of Context::Create and Run.
   Result<double> Kld(const std::shared_ptr<const SimulatedHeads>& heads, int64_t windows);
   Result<double> Kld(const std::shared_ptr<const SimulatedHeads>& heads) { return Kld(heads, windows()); }
-  /// How many windows hold at least so many tokens; all of them where the text is shorter.
-  int64_t WindowsOf(int64_t tokens) const {
-    return std::min((tokens + options_.window - 1) / options_.window, windows());
-  }
   int64_t windows() const { return static_cast<int64_t>(windows_.size()); }
   /// Tokens that Kld compares.
   int64_t tokens(int64_t windows) const;
