@@ -234,12 +234,18 @@ def more_probes_text(measured):
             f"(calibration {more['seconds']:.0f} s): {'; '.join(parts)}.\n")
 
 
+def probed_text(measured):
+    """What a budget's probes ran and plans were checked on; files made before --check-tokens do not say the latter."""
+    checked = f", plans checked on {measured['check_tokens']} more" if "check_tokens" in measured else ""
+    return f"({measured['probe_tokens']} tokens, {measured['probe_positions']} positions{checked})"
+
+
 def budget_section(measured):
     plans = [p for p in measured["plans"] if "budget" in p]
     times = "; ".join(f"{p['plan'].removesuffix('.safetensors')} {p['seconds']:.0f} s" for p in plans)
     return f"""\
 ## One budget over all heads
-`calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
+`calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed {probed_text(measured)} on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
 
 {budget_table(measured)}
 {more_probes_text(measured)}{further_budgets_text()}"""
@@ -278,7 +284,7 @@ def further_budgets_text():
         against = changes(measured)
         against = f"Against the flat plan of the same text, geometric mean over texts: {against}. " if against else ""
         text += f"""
-{where(measured)}Calibrated and probed ({measured['probe_tokens']} tokens, {measured['probe_positions']} positions) on {kind}, {measured['windows']} windows; calibrations took {times}{note}. {against}`{measured['command']}`
+{where(measured)}Calibrated and probed {probed_text(measured)} on {kind}, {measured['windows']} windows; calibrations took {times}{note}. {against}`{measured['command']}`
 
 {budget_table(measured)}
 """

@@ -5,8 +5,9 @@
   bench/run_budget.py --parts targets ...
 
 Writes bench/results/budget.json and prints markdown tables. Plans are calibrated on WikiText-2 train, or with
---calibrate-on mixed on it and blockgtq's server and command line in turn (bench/texts.py); probes run on tokens of the
-same text. What is scored was not calibrated on: Northanger Abbey, blockgtq's own sources, WikiText-2 test.
+--calibrate-on mixed on it and blockgtq's server and command line in turn (bench/texts.py); probes run and plans are
+checked on further tokens of the same text. What is scored was not calibrated on: Northanger Abbey, blockgtq's own
+sources, WikiText-2 test.
   budgets  flat aligned KbVb, no buffer; and a plan for its stored bytes, --no-buffer. Both scored strictly without buffer
   window   the same with 4 sinks and 64 recent tokens, in the plans and in the scoring
   targets  plans for a divergence (--target-kld), no buffer: what was promised and what the texts show
@@ -49,6 +50,7 @@ def main():
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--probe-tokens", type=int, default=256)
     parser.add_argument("--probe-positions", type=int, default=128)
+    parser.add_argument("--check-tokens", type=int, default=2048)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-s", "--seed", type=int, default=2, help="of the rotations")
@@ -67,7 +69,8 @@ def main():
         scored = {"novel": results.ROOT / "data/northanger_abbey.txt", "code": source_text(work / "code.txt"),
                  "wikipedia": results.ROOT / "data/wikitext2_test.txt"}
         shared = {"seed": arguments.seed, "window": arguments.window, "windows": arguments.windows,
-                  "probe_tokens": arguments.probe_tokens, "probe_positions": arguments.probe_positions}
+                  "probe_tokens": arguments.probe_tokens, "probe_positions": arguments.probe_positions,
+                  "check_tokens": arguments.check_tokens}
         if arguments.device.startswith("cuda"):
             shared["gpu"] = results.gpu()
         if arguments.calibrate_on != "prose":
@@ -108,7 +111,8 @@ def main():
                 results.write(arguments.out, result)
 
         for model in arguments.models.split(","):
-            probes = ["--probe-tokens", arguments.probe_tokens, "--probe-positions", arguments.probe_positions]
+            probes = ["--probe-tokens", arguments.probe_tokens, "--probe-positions", arguments.probe_positions,
+                      "--check-tokens", arguments.check_tokens]
             for part in arguments.parts.split(","):
                 if part == "targets":
                     for target in arguments.targets.split(","):

@@ -99,8 +99,9 @@ class CalibrateCommand : public Command {
                            {"seconds", plan_.calibration.seconds}};
     if (joint_budget_.has_value()) {
       const PlanBudget& b = *joint_budget_;
-      fmt::print("{} probes on {} tokens ({} sinks, {} recent): divergence {:.4f} nats there\n", b.probes,
-                 b.probe_tokens, b.sinks, b.recent, b.measured_kld);
+      fmt::print(
+          "{} probes on {} tokens; divergence {:.4f} nats on {} further tokens ({} sinks, {} recent)\n",
+          b.probes, b.probe_tokens, b.measured_kld, b.check_tokens, b.sinks, b.recent);
       json["budget"] = BudgetJson(b);
     }
     if (drift_.has_value()) {
@@ -129,6 +130,8 @@ class CalibrateCommand : public Command {
     add("--probe-tokens", joint_.probe_tokens, "tokens that a budget's probes run", CLI::Range(64, 1 << 16));
     add("--probe-positions", joint_.probe_positions, "of these, predictions compared",
         CLI::Range(1, 1 << 16));
+    add("--check-tokens", joint_.check_tokens,
+        "further tokens, spread over the text, that plans are measured on", CLI::Range(64, 1 << 16));
     add("--probe-bits", joint_.probe_bits, "width of a probe's codes",
         CLI::IsMember({1., 2., 3., 4., 5., 8.}));
     add("--sinks", joint_.protection.sinks, "first tokens kept exact where the plan is used",
@@ -199,6 +202,12 @@ class CalibrateCommand : public Command {
     BGTQ_ASSIGN_OR_RETURN(JointResult made, CalibrateJointly(model, corpus, joint_, results));
     if (made.probes_found > 0)
       Log(fmt::format("{} probes were found in {}", made.probes_found, ProbesPath(path)));
+    if (made.short_text) {
+      Log(fmt::format(
+          "the text ends before {} + {} + {} tokens (--tokens, --probe-tokens, --check-tokens): the "
+          "divergence is measured on text that statistics saw too, and promises too much",
+          joint_.tokens, joint_.probe_tokens, joint_.check_tokens));
+    }
     plan_ = std::move(made.plan);
     joint_budget_ = made.budget;
     return Status::Ok();

@@ -199,9 +199,10 @@ class InspectCommand : public Command {
                              : fmt::format("divergence {:g} nats", b.target_kld),
                  b.sinks, b.recent);
       fmt::print(
-          "{} probes at {:g} bits on {} tokens in {:.1f} s; divergence there {:.4f} nats (predicted "
-          "{:.4f})\n",
-          b.probes, b.probe_bits, b.probe_tokens, b.probe_seconds, b.measured_kld, b.predicted_kld);
+          "{} probes at {:g} bits on {} tokens, plans measured on {}, in {:.1f} s; divergence {:.4f} nats "
+          "(predicted {:.4f})\n",
+          b.probes, b.probe_bits, b.probe_tokens, b.check_tokens, b.probe_seconds, b.measured_kld,
+          b.predicted_kld);
     }
     fmt::print("\nlayer head  key groups (bits x dims)              mean   value\n");
     nlohmann::json groups = nlohmann::json::array();

@@ -300,6 +300,7 @@ nlohmann::json BudgetJson(const PlanBudget& b) {
           {"probe_bits", b.probe_bits},
           {"probe_tokens", b.probe_tokens},
           {"probes", b.probes},
+          {"check_tokens", b.check_tokens},
           {"probe_seconds", b.probe_seconds},
           {"key_factor", b.key_factor},
           {"exponent", b.exponent},

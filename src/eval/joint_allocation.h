@@ -24,6 +24,7 @@ struct HeadProbe {
 /// In a result, trust 0 says that equal bits for every head measured best.
 struct ErrorModel {
   double key_factor = 1, exponent = 1, trust = 1;
+  bool operator==(const ErrorModel&) const = default;
 };
 
 /// A side whose probe moved less than this share of the mean over all probes is taken to have moved so much:

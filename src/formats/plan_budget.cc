@@ -52,6 +52,10 @@ Result<std::optional<PlanBudget>> FromFile(const SafetensorsFile& file) {
     BGTQ_ASSIGN_OR_RETURN(const int64_t recent, fields.Int("recent", 0, kMaxInt));
     BGTQ_ASSIGN_OR_RETURN(budget.probe_tokens, fields.Int("probe_tokens", 0, kMaxInt64));
     BGTQ_ASSIGN_OR_RETURN(budget.probes, fields.Int("probes", 0, kMaxInt64));
+    budget.check_tokens = budget.probe_tokens;  // as in older files, which do not say
+    if (json.contains("check_tokens")) {
+      BGTQ_ASSIGN_OR_RETURN(budget.check_tokens, fields.Int("check_tokens", 0, kMaxInt64));
+    }
     budget.sinks = static_cast<int>(sinks);
     budget.recent = static_cast<int>(recent);
     return budget;
@@ -67,7 +71,8 @@ Result<std::string> PlanBudgetText(const PlanBudget& budget) {
   nlohmann::ordered_json json = {{"sinks", budget.sinks},
                                  {"recent", budget.recent},
                                  {"probe_tokens", budget.probe_tokens},
-                                 {"probes", budget.probes}};
+                                 {"probes", budget.probes},
+                                 {"check_tokens", budget.check_tokens}};
   for (const RealField& field : kReals) {
     if (!std::isfinite(budget.*field.value)) {
       return Status(ErrorCode::kInvalidArgument,

@@ -97,6 +97,28 @@ class CommandLine(Fixture):
         self.fails("generate", "-m", self.model, "-p", "A", "-n", 1, "--moments", self.folder / "none" / "moments",
                    needs=["none/moments"])
 
+    def test_a_budgets_plan_says_what_it_was_checked_on(self):
+        plan = self.folder / "plan.safetensors"
+        few = ("calibrate", "-m", self.model, "--tokens", 300, "--no-buffer", "--probe-tokens", 64, "--probe-positions", 8, "-o",
+               plan)
+        made, done = self.ok(*few, "-f", DATA.parents[1] / "data/wikitext2_train.txt", "--budget-bytes", 14.5, "--check-tokens", 600)
+        self.assertEqual(made["budget"]["check_tokens"], 600)
+        self.assertIn(f"{made['budget']['measured_kld']:.4f} nats on 600 further tokens", done.stdout.decode())
+        self.assertNotIn(b"promises too much", done.stderr)
+        seen, done = self.ok("inspect", plan)
+        self.assertEqual(seen["budget"], made["budget"])
+        self.assertIn(b"plans measured on 600", done.stdout)
+        short = self.folder / "short.txt"  # by default more is asked for than there is
+        short.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+        made, done = self.ok(*few, "-f", short, "--budget-bytes", 14.5)
+        self.assertLess(made["budget"]["check_tokens"], 900)
+        self.assertIn(b"promises too much", done.stderr)
+        for bad in ("0", "63", "65537", "x"):
+            self.fails(*few, "--budget-bytes", 14.5, "--check-tokens", bad, needs=["--check-tokens"], code=2)
+        self.fails(*few[:5], "-o", plan, "--check-tokens", 600, needs=["--check-tokens", "--budget-bytes"])
+        self.fails("calibrate", "-m", self.model, "--budget-bytes", 14.5, "--check-tokens", 64, "-o", plan,
+                   needs=["--check-tokens", "64 recent"])  # nothing is coded there
+
     def test_a_plan_of_a_budget_is_adapted_watched_and_adapted_again(self):
         moments = self.folder / "moments.safetensors"
         plans = [self.folder / f"{i}.safetensors" for i in range(3)]

@@ -11,9 +11,12 @@
 
 #include "src/engine/bundled_text.h"
 #include "src/eval/first_keys.h"
+#include "src/eval/joint_allocation.h"
+#include "src/eval/joint_text.h"
 #include "src/eval/kld_probe.h"
 #include "src/eval/logit_comparison.h"
 #include "src/eval/partial_heads.h"
+#include "src/eval/plan_check.h"
 #include "tests/engine/test_models.h"
 
 namespace blockgtq::test {
@@ -119,13 +122,21 @@ class JointPlanTest : public testing::Test {
     model_ = OpenModel(TinyModelPath("llama"));
     options_.protection = {0, 0};
     options_.tokens = 256;
-    options_.probe_tokens = 96;  // and as many that plans are measured on
+    options_.probe_tokens = 96;
     options_.probe_positions = 96;
+    options_.check_tokens = 1200;  // in three windows, two of which are what error models are tried on
   }
   Result<JointResult> Make(ResultsFile& results) {
     return CalibrateJointly(*model_, BundledCalibrationText(), options_, results);
   }
   int layers() const { return model_->config().layers; }
+  /// On all of the text that plans are measured on, from outside.
+  double CheckedKld(const Plan& plan) {
+    const auto text = TakeJointText(*model_, BundledCalibrationText(), options_);
+    const auto check = PlanCheck::Create(*model_, text->checked,
+                                         {.window = text->check_window, .protection = options_.protection});
+    return *(*check)->Kld(std::make_shared<const SimulatedHeads>(SimulatePlan(model_->config(), plan, "x")));
+  }
 
   std::unique_ptr<LoadedModel> model_;
   JointOptions options_;
@@ -302,24 +313,44 @@ TEST_F(JointPlanTest, APlanKeepsToItsBytesAndMeasuresNoWorseThanAFlatOne) {
   EXPECT_EQ(joint->budget.probes, 2 * layers() * model_->config().kv_heads);
   EXPECT_EQ(memory.samples().size(), static_cast<size_t>(joint->budget.probes));
 
-  // On the text that plans are measured on, from outside.
-  const auto all =
-      CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens + 2 * options_.probe_tokens);
-  std::vector<Token> text(all->end() - options_.probe_tokens, all->end());
-  const std::vector<Token> start = model_->PromptStart(nullptr);
-  std::copy(start.begin(), start.end(), text.begin());
-  const auto probe = KldProbe::Create(*model_, text, {.window = 96, .positions = 96, .protection = {0, 0}});
-  const auto kld = [&](const Plan& plan) {
-    return *(*probe)->Kld(std::make_shared<const SimulatedHeads>(SimulatePlan(model_->config(), plan, "x")));
-  };
-  EXPECT_NEAR(kld(joint->plan) / joint->budget.measured_kld, 1.0, 1e-4);
-  EXPECT_LE(joint->budget.measured_kld, kld(*flat) * (1 + 1e-6));
+  EXPECT_NEAR(CheckedKld(joint->plan) / joint->budget.measured_kld, 1.0, 1e-4);
+  EXPECT_LE(joint->budget.measured_kld, CheckedKld(*flat) * (1 + 1e-6));
 
   // Taken up from the same probes, the same plan comes out without running one.
   const auto again = Make(memory);
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->probes_found, joint->budget.probes);
   EXPECT_EQ(again->plan.Hash(), joint->plan.Hash());
+}
+
+// What is promised is the divergence on all check tokens, and the promise is what was asked for.
+TEST_F(JointPlanTest, ATargetIsMetOnAllCheckTokens) {
+  const auto tokens = CalibrationTokens(*model_, BundledCalibrationText(), options_.tokens);
+  const auto measured = Measure(*model_, *tokens, nullptr);
+  const auto flat = MakePlan(*model_, *measured, "aligned", RecipeOptions{3, 3, 2});
+  ASSERT_TRUE(flat.ok());
+  options_.target_kld = CheckedKld(*flat);
+  ResultsFile memory = ResultsFile::InMemory();
+  const auto joint = Make(memory);
+  ASSERT_TRUE(joint.ok()) << joint.status().message();
+  EXPECT_EQ(joint->budget.check_tokens, options_.check_tokens);
+  EXPECT_FALSE(joint->short_text);
+  EXPECT_NEAR(CheckedKld(joint->plan) / joint->budget.measured_kld, 1.0, 1e-4);
+  EXPECT_NEAR(joint->budget.measured_kld / options_.target_kld, 1.0, 0.1);
+}
+
+TEST_F(JointPlanTest, SettingsThatDecideProbesAreInTheirFile) {
+  const auto settings = [&] { return JointSettings(*model_, BundledCalibrationText(), options_); };
+  const nlohmann::json before = settings();
+  EXPECT_EQ(settings(), before);
+  options_.target_kld = 1;  // what probes are for does not decide them
+  EXPECT_EQ(settings(), before);
+  for (int64_t JointOptions::*field : {&JointOptions::tokens, &JointOptions::probe_tokens,
+                                       &JointOptions::probe_positions, &JointOptions::check_tokens}) {
+    ++(options_.*field);
+    EXPECT_NE(settings(), before);
+    --(options_.*field);
+  }
 }
 
 TEST_F(JointPlanTest, ATargetBelowTheLargestCodesIsNamed) {

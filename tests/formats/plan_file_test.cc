@@ -95,6 +95,7 @@ TEST(PlanFile, ABudgetIsKeptBesideThePlanAndChangesNothingInIt) {
   budget.probe_bits = 2;
   budget.probe_tokens = 512;
   budget.probes = 360;
+  budget.check_tokens = 2048;
   budget.probe_seconds = 12.5;
   budget.exponent = 0.8;
   budget.predicted_kld = 0.0625;
@@ -109,6 +110,25 @@ TEST(PlanFile, ABudgetIsKeptBesideThePlanAndChangesNothingInIt) {
 
   budget.exponent = std::numeric_limits<double>::infinity();
   EXPECT_EQ(SavePlan(plan, folder.File("bad"), budget).code(), ErrorCode::kInvalidArgument);
+}
+
+// Plans made before say nothing of check tokens: theirs were as many as the probes'.
+TEST(PlanFile, ABudgetWithoutCheckTokensStillLoads) {
+  TemporaryFolder folder;
+  PlanBudget budget;
+  budget.probe_tokens = 512;
+  budget.check_tokens = 2048;
+  ASSERT_TRUE(SavePlan(SamplePlan(), folder.File("plan"), budget).ok());
+  const std::vector<std::byte> written = ReadBytes(folder.File("plan"));
+  std::string bytes(reinterpret_cast<const char*>(written.data()), written.size());
+  const std::string field = R"(\"check_tokens\":2048,)";
+  const size_t at = bytes.find(field);
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, field.size(), std::string(field.size(), ' '));
+  const auto loaded = ParsePlanBudget(std::as_bytes(std::span(bytes)), "plan");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  ASSERT_TRUE(loaded->has_value());
+  EXPECT_EQ((*loaded)->check_tokens, 512);
 }
 
 TEST(PlanFile, APlanThatIsNotValidIsNotSaved) {
