@@ -221,34 +221,29 @@ def budget_table(measured):
                     table)
 
 
-def more_probes_text(measured):
-    """What more probe tokens give, where that was measured (budget_probes.json), against the same flat plans."""
-    more = results.load("budget_probes.json")
-    if more is None:
-        return ""
-    flat = {(r["model"], r["asked"], r["text"]): r["kld_mean"] for r in measured["rows"]
-            if r["part"] == "budgets" and r["cache"] == "flat"}
-    parts = [f"{r['model']} {r['asked']} {r['text']} {number(r['kld_mean'])} "
-             f"({100 * (r['kld_mean'] / flat[r['model'], r['asked'], r['text']] - 1):+.0f}%)" for r in more["rows"]]
-    return (f"\nWith {more['probe_tokens']} probe tokens and {more['probe_positions']} positions, without a buffer "
-            f"(calibration {more['seconds']:.0f} s): {'; '.join(parts)}.\n")
-
-
 def probed_text(measured):
-    """What a budget's probes ran and plans were checked on; files made before --check-tokens do not say the latter."""
-    checked = f", plans checked on {measured['check_tokens']} more" if "check_tokens" in measured else ""
-    return f"({measured['probe_tokens']} tokens, {measured['probe_positions']} positions{checked})"
+    return (f"({measured['probe_tokens']} tokens, {measured['probe_positions']} positions, plans checked on "
+            f"{measured['check_tokens']} more)")
+
+
+def budget_text(measured, kind):
+    times = "; ".join(f"{p['plan'].split('.', 1)[1].removesuffix('.budget.safetensors')} {p['seconds']:.0f} s"
+                      for p in measured["plans"] if "budget" in p)
+    note = f", {measured['note']}" if "note" in measured else ""
+    return f"""{where(measured)}Calibrated and probed {probed_text(measured)} on {kind}; calibrations took {times}{note}. Against the flat plan of the same bytes, geometric mean over texts: {changes(measured)}. `{measured['command']}`
+
+{budget_table(measured)}
+"""
 
 
 def budget_section(measured):
-    plans = [p for p in measured["plans"] if "budget" in p]
-    times = "; ".join(f"{p['plan'].removesuffix('.safetensors')} {p['seconds']:.0f} s" for p in plans)
+    mixed = results.load("budget_mixed.json")
     return f"""\
 ## One budget over all heads
-`calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}. Calibrated and probed {probed_text(measured)} on WikiText-2 train; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on its own further text. Time of each calibration with a budget (load before: {measured['machine']['load_average_before']:.0f} on {measured['machine']['cores']} cores): {times}. `bench/run_budget.py`
+`calibrate --budget-bytes` with the stored bytes of flat `aligned` plans, and `--target-kld` ([method](method.md#one-budget-over-all-heads)): mean KL divergence to the fp16 cache, strict, every position of {measured['windows']} windows of {measured['window']} tokens, float activations, seed {measured['seed']}; scored on a novel, on source code and on WikiText-2 test. "Promised" is the divergence that calibration measured on further text of its own.
 
-{budget_table(measured)}
-{more_probes_text(measured)}{further_budgets_text()}"""
+{budget_text(measured, "WikiText-2 train")}
+{budget_text(mixed, "prose and code in turn") if mixed else ""}{budget_times()}"""
 
 
 def changes(measured):
@@ -268,27 +263,6 @@ def budget_times():
     return "" if measured is None else "\nA calibration with a budget by itself: " + "; ".join(
         f"{r['model']}, {r['probes']} probes, {r['device']} and {r['cores']} cores: {r['seconds']:.1f} s"
         for r in measured["rows"]) + ".\n"
-
-
-def further_budgets_text():
-    """Further runs: on a GPU, of prose and of prose and code in turn; targets from more probe tokens."""
-    text = budget_times()
-    for name, kind in (("budget_gpu.json", "WikiText-2 train"), ("budget_mixed.json", "prose and code in turn"),
-                       ("budget_targets.json", "WikiText-2 train")):
-        measured = results.load(name)
-        if measured is None:
-            continue
-        times = "; ".join(f"{p['plan'].split('.', 1)[1].removesuffix('.budget.safetensors')} {p['seconds']:.0f} s"
-                          for p in measured["plans"] if "budget" in p)
-        note = f", {measured['note']}" if "note" in measured else ""
-        against = changes(measured)
-        against = f"Against the flat plan of the same text, geometric mean over texts: {against}. " if against else ""
-        text += f"""
-{where(measured)}Calibrated and probed {probed_text(measured)} on {kind}, {measured['windows']} windows; calibrations took {times}{note}. {against}`{measured['command']}`
-
-{budget_table(measured)}
-"""
-    return text
 
 
 def predicted_section(measured):

@@ -204,8 +204,8 @@ class CalibrateCommand : public Command {
       Log(fmt::format("{} probes were found in {}", made.probes_found, ProbesPath(path)));
     if (made.short_text) {
       Log(fmt::format(
-          "the text ends before {} + {} + {} tokens (--tokens, --probe-tokens, --check-tokens): the "
-          "divergence is measured on text that statistics saw too, and promises too much",
+          "the text is too short for {} + {} tokens (--tokens, --probe-tokens) and some of the {} of "
+          "--check-tokens: the divergence is measured on text that statistics saw too, and promises too much",
           joint_.tokens, joint_.probe_tokens, joint_.check_tokens));
     }
     plan_ = std::move(made.plan);

@@ -302,7 +302,6 @@ nlohmann::json BudgetJson(const PlanBudget& b) {
           {"probes", b.probes},
           {"check_tokens", b.check_tokens},
           {"probe_seconds", b.probe_seconds},
-          {"key_factor", b.key_factor},
           {"exponent", b.exponent},
           {"trust", b.trust},
           {"predicted_kld", b.predicted_kld},

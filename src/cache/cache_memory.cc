@@ -8,12 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <utility>
-#include <vector>
-
-#include "src/core/machine_memory.h"
 
 namespace blockgtq {
 namespace {
@@ -21,8 +16,6 @@ namespace {
 class HostCacheMemory : public CacheMemory {
  public:
   Result<std::byte*> Allocate(int64_t bytes, const std::string& what) override {
-    const std::lock_guard lock(mutex_);
-    BGTQ_RETURN_IF_ERROR(CheckRoom(bytes, what));
     void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
@@ -33,14 +26,9 @@ class HostCacheMemory : public CacheMemory {
     // A tile of a layer is a few kilobytes, far from the layer's next: with small pages every record would
     // cost address translations. Only a hint; without it the cache is as correct, and slower at depth.
     if (bytes >= kHugeBytes) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-    reserved_[static_cast<std::byte*>(data)] = bytes;
     return static_cast<std::byte*>(data);
   }
-  void Free(std::byte* data, int64_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    reserved_.erase(data);
-    munmap(data, static_cast<size_t>(bytes));
-  }
+  void Free(std::byte* data, int64_t bytes) override { munmap(data, static_cast<size_t>(bytes)); }
 
   int64_t granularity() const override { return page_; }
   void Clear(std::byte* data, int64_t bytes) override {
@@ -59,53 +47,17 @@ class HostCacheMemory : public CacheMemory {
 
  private:
   static constexpr int64_t kHugeBytes = int64_t{2} << 20;
-  static constexpr int64_t kCheckedBytes = int64_t{64} << 20;  // smaller ones are not what memory ends for
-
-  /// The system would reserve more than there is, and end the process once it is written.
-  Status CheckRoom(int64_t bytes, const std::string& what) const {
-    if (bytes < kCheckedBytes) return Status::Ok();
-    const std::optional<MachineMemory> memory = ReadMachineMemory();
-    if (!memory.has_value()) return Status::Ok();
-    const int64_t unwritten = UnwrittenBytes(), free = std::max<int64_t>(0, memory->free - unwritten);
-    if (bytes <= free) return Status::Ok();
-    const std::string reserved =
-        unwritten == 0 ? "" : fmt::format(", beside {} that are reserved", unwritten);
-    return Status(
-        ErrorCode::kOutOfMemory,
-        fmt::format("{}: {} bytes of host memory wanted, {} of {} are free{}; use fewer tokens (-c)", what,
-                    bytes, free, memory->total, reserved));
-  }
-  /// Of what is reserved: it is still counted as free.
-  int64_t UnwrittenBytes() const {
-    constexpr int64_t kPagesAtOnce = 1 << 16;
-    std::vector<unsigned char> resident(kPagesAtOnce);
-    int64_t unwritten = 0;
-    for (const auto& [data, bytes] : reserved_) {
-      if (bytes < kCheckedBytes) continue;
-      for (int64_t first = 0; first < bytes; first += kPagesAtOnce * page_) {
-        const int64_t count = std::min(bytes - first, kPagesAtOnce * page_),
-                      pages = (count + page_ - 1) / page_;
-        if (mincore(data + first, static_cast<size_t>(count), resident.data()) != 0) continue;
-        unwritten += page_ * std::count_if(resident.begin(), resident.begin() + pages,
-                                           [](unsigned char flags) { return (flags & 1) == 0; });
-      }
-    }
-    return unwritten;
-  }
   static Status Move(std::byte* to, const std::byte* from, int64_t bytes) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     return Status::Ok();
   }
   int64_t page_ = std::max<int64_t>(sysconf(_SC_PAGESIZE), 1);
-  std::mutex mutex_;
-  std::map<std::byte*, int64_t> reserved_;  // what was given out
 };
 
 }  // namespace
 
 CacheMemory& HostMemory() {
-  // Never destroyed: objects of static life may hold caches.
-  static HostCacheMemory& memory = *new HostCacheMemory;
+  static HostCacheMemory memory;
   return memory;
 }
 

@@ -15,7 +15,7 @@ class CacheMemory {
   virtual ~CacheMemory() = default;
 
   /// Zeroed bytes, at least 256-byte aligned. what: begins the error's text ("KV cache of 4096 tokens").
-  /// Errors: kOutOfMemory, which states the bytes wanted and, where there are not so many, those free.
+  /// Errors: kOutOfMemory, which states the bytes wanted.
   virtual Result<std::byte*> Allocate(int64_t bytes, const std::string& what) = 0;
   virtual void Free(std::byte* data, int64_t bytes) = 0;
 
@@ -35,8 +35,7 @@ class CacheMemory {
   virtual bool keys_by_token() const = 0;
 };
 
-/// Private anonymous memory, resident only as it is written. No more of it is given out than is free
-/// (core/machine_memory.h), what was given out and is not written yet taken off.
+/// Private anonymous memory, resident only as it is written.
 CacheMemory& HostMemory();
 
 /// An allocation that frees itself.

@@ -69,9 +69,9 @@ using SequenceId = int;
 /// (undefined, asserted in debug builds), as are layers, heads and tiles out of range. One thread at a time
 /// may change the books; PageHead, WindowTile and SinkTile may be called from many threads in between.
 ///
-/// The host's memory is reserved for max_tokens, where so much is free, but becomes resident only as it is
-/// written, and goes back to the operating system with freed pages; a device's is taken whole. New pages are
-/// zero. Pointers are to options().memory.
+/// The host's memory is reserved for max_tokens but becomes resident only as it is written, and goes back to
+/// the operating system with freed pages; a device's is taken whole. A simulated cache is refused where the
+/// host has less free memory. New pages are zero. Pointers are to options().memory.
 class KvCache {
  public:
   /// plan: required for kPacked (must outlive the cache), ignored otherwise.

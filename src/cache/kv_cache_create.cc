@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "src/cache/kv_cache.h"
 #include "src/cache/kv_cache_impl.h"
+#include "src/core/machine_memory.h"
 
 namespace blockgtq {
 namespace {
@@ -102,6 +104,20 @@ int64_t TileBytes(bool half, const CacheGeometry& geometry, int tile_tokens) {
 
 }  // namespace
 
+namespace {
+
+// Simulated caches are for studies, and four times as large as fp16 ones: what the host cannot hold is said
+// before minutes of work, where the system would give the addresses and end the process later.
+Status CheckRoom(int64_t bytes, const std::string& what) {
+  const std::optional<MachineMemory> memory = ReadMachineMemory();
+  if (!memory.has_value() || bytes <= memory->free) return Status::Ok();
+  return Status(ErrorCode::kOutOfMemory,
+                fmt::format("{}: {} bytes of host memory wanted, {} of {} are free; use fewer tokens", what,
+                            bytes, memory->free, memory->total));
+}
+
+}  // namespace
+
 Status KvCache::Impl::MakeGroups(int64_t pages, const std::vector<int64_t>& page_bytes,
                                  const std::string& what) {
   group_of_layer.resize(static_cast<size_t>(geometry.layers));
@@ -189,7 +205,17 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const CacheGeometry& geometry, 
       if (__builtin_add_overflow(page_bytes[layer], bytes, &page_bytes[layer])) return too_large;
     }
   }
-  BGTQ_RETURN_IF_ERROR(impl.MakeGroups(pages, page_bytes, fmt::format("KV cache of {} tokens", capacity)));
+  const std::string what = fmt::format("KV cache of {} tokens", capacity);
+  if (options.kind == CacheKind::kSimulated) {
+    int64_t bytes = 0;
+    for (const int64_t of_layer : page_bytes) {
+      if (__builtin_add_overflow(bytes, of_layer, &bytes)) return too_large;
+    }
+    bytes = CheckedMultiply(bytes, pages);
+    if (bytes < 0) return too_large;
+    BGTQ_RETURN_IF_ERROR(CheckRoom(bytes, what));
+  }
+  BGTQ_RETURN_IF_ERROR(impl.MakeGroups(pages, page_bytes, what));
   return cache;
 }
 

@@ -46,7 +46,8 @@ void ApplyLimits(const std::string& root, MachineMemory& memory) {
     const std::optional<int64_t> limit = ReadNumber(folder + "/memory.max"),
                                  used = ReadNumber(folder + "/memory.current");
     if (limit.has_value() && used.has_value()) {
-      const int64_t files = ReadTable(folder + "/memory.stat")["inactive_file"];
+      std::map<std::string, int64_t> stat = ReadTable(folder + "/memory.stat");
+      const int64_t files = stat["inactive_file"] + stat["active_file"];
       memory.total = std::min(memory.total, *limit);
       memory.free = std::min(memory.free, std::max<int64_t>(0, *limit - *used + files));
     }

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <utility>
+
 #include "src/cuda/argmax.h"
 #include "src/cuda/elementwise.h"
 #include "src/cuda/launch.cuh"
@@ -44,14 +46,16 @@ Status RowReader::Largest(const CudaActivations& x, std::span<int32_t> out) {
 
 Status RowReader::UploadIndices(std::span<const int64_t> rows) {
   const int64_t bytes = static_cast<int64_t>(rows.size() * sizeof(int32_t));
-  BGTQ_RETURN_IF_ERROR(device_.Reserve(indices_, bytes, "row numbers"));
-  const std::vector<int32_t> narrow(rows.begin(), rows.end());
+  std::vector<int32_t> narrow(rows.begin(), rows.end());
   if (narrow == uploaded_indices_) return Status::Ok();
-  uploaded_indices_ = narrow;
+  uploaded_indices_.clear();  // until the new ones are there
+  BGTQ_RETURN_IF_ERROR(device_.Reserve(indices_, bytes, "row numbers"));
   // Pageable memory: the call returns once the numbers have been taken.
-  return CudaStatus(cudaMemcpyAsync(indices_.data(), narrow.data(), static_cast<size_t>(bytes),
-                                    cudaMemcpyHostToDevice, device_.stream()),
-                    "uploading row numbers");
+  BGTQ_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(indices_.data(), narrow.data(), static_cast<size_t>(bytes),
+                                                  cudaMemcpyHostToDevice, device_.stream()),
+                                  "uploading row numbers"));
+  uploaded_indices_ = std::move(narrow);
+  return Status::Ok();
 }
 
 Status RowReader::ReadFloats(const float* from, int64_t count, float* out) {

@@ -10,7 +10,7 @@ namespace {
 
 // Each beside the best so far.
 constexpr std::array<double, 1> kTrustSteps = {0.6};
-constexpr std::array<double, 2> kExponentSteps = {0.8, 1.25}, kKeySteps = {1.6, 0.625};
+constexpr std::array<double, 2> kExponentSteps = {0.8, 1.25};
 constexpr double kLeastStep = 0.3, kMostStep = 4;  // that a parameter goes to
 
 }  // namespace
@@ -42,7 +42,6 @@ Result<ErrorModel> ChooseErrorModel(const std::function<Result<double>(const Err
   };
   BGTQ_RETURN_IF_ERROR(improve(kTrustSteps, &ErrorModel::trust, 1 + kChanceShare));
   BGTQ_RETURN_IF_ERROR(improve(kExponentSteps, &ErrorModel::exponent, 1 - kChanceShare));
-  BGTQ_RETURN_IF_ERROR(improve(kKeySteps, &ErrorModel::key_factor, 1 - kChanceShare));
   return best;
 }
 

@@ -16,18 +16,18 @@ JointAllocation AllocateJointly(std::span<const HeadChoices> choices, std::span<
   const double floor = mean > 0 ? kProbeFloor * mean : 1.0;
 
   std::vector<std::vector<KnapsackOption>> items;  // keys, values of each head in turn
-  const auto add = [&](const std::vector<SideChoice>& side, double factor, double kld, double probed) {
+  const auto add = [&](const std::vector<SideChoice>& side, double kld, double probed) {
     std::vector<KnapsackOption>& options = items.emplace_back();
-    const double weight = factor * std::pow(std::max(kld, floor), model.trust) *
-                          std::pow(mean > 0 ? mean : 1.0, 1 - model.trust);
+    const double weight =
+        std::pow(std::max(kld, floor), model.trust) * std::pow(mean > 0 ? mean : 1.0, 1 - model.trust);
     for (const SideChoice& choice : side) {
       const double ratio = probed > 0 ? choice.distortion / probed : 1.0;
       options.push_back({choice.bytes, weight * std::pow(ratio, model.exponent)});
     }
   };
   for (size_t h = 0; h < choices.size(); ++h) {
-    add(choices[h].keys, model.key_factor, probes[h].key_kld, probes[h].key_distortion);
-    add(choices[h].values, 1.0, probes[h].value_kld, probes[h].value_distortion);
+    add(choices[h].keys, probes[h].key_kld, probes[h].key_distortion);
+    add(choices[h].values, probes[h].value_kld, probes[h].value_distortion);
   }
   JointAllocation allocation;
   const std::vector<int> chosen = ChooseOptions(items, capacity);

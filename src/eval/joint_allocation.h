@@ -18,12 +18,12 @@ struct HeadProbe {
   double key_distortion = 0, value_distortion = 0;
 };
 
-/// The divergence that a choice is taken to cause: factor * kld^trust * mean^(1 - trust) * (distortion /
-/// probed distortion)^exponent; factor 1 for values, mean: over the probes. trust < 1 allows for what is
-/// chance in a probe of few tokens. Divergences of all heads add up.
+/// The divergence that a choice is taken to cause: kld^trust * mean^(1 - trust) * (distortion / probed
+/// distortion)^exponent; mean: over the probes. trust < 1 allows for what is chance in a probe of few tokens.
+/// Divergences of all heads add up.
 /// In a result, trust 0 says that equal bits for every head measured best.
 struct ErrorModel {
-  double key_factor = 1, exponent = 1, trust = 1;
+  double exponent = 1, trust = 1;
   bool operator==(const ErrorModel&) const = default;
 };
 

@@ -79,11 +79,12 @@ Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, 
   BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<JointMeasurement> measured,
                         MeasureJointly(model, *recipe, taken, options, results));
   const Clock::time_point searching = Clock::now();
-  BGTQ_ASSIGN_OR_RETURN(
-      const std::unique_ptr<PlanCheck> check,
-      PlanCheck::Create(
-          model, taken.checked,
-          {.window = taken.check_window, .protection = options.protection, .threads = options.threads}));
+  BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<PlanCheck> check,
+                        PlanCheck::Create(model, taken.checked,
+                                          {.window = taken.check_window,
+                                           .protection = options.protection,
+                                           .threads = options.threads,
+                                           .stop = options.stop}));
   BGTQ_ASSIGN_OR_RETURN(JointCandidate best, SearchPlan(model, options, *measured, *check));
 
   JointResult result;
@@ -104,7 +105,6 @@ Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, 
   budget.probes = static_cast<int64_t>(2 * measured->probes.size());
   budget.check_tokens = static_cast<int64_t>(taken.checked.size());
   budget.probe_seconds = measured->probe_seconds + SecondsSince(searching);
-  budget.key_factor = best.model.key_factor;
   budget.exponent = best.model.exponent;
   budget.trust = best.model.trust;
   budget.predicted_kld = best.predicted;

@@ -46,7 +46,7 @@ class Search {
     std::optional<JointCandidate> equal;
     for (const RecipeOptions& bits : EqualBits(capacity)) {
       BGTQ_RETURN_IF_ERROR(CheckJointStop(options_.stop));
-      JointCandidate next{{1, 1, 0}, 0, 0, {}};
+      JointCandidate next{{1, 0}, 0, 0, {}};
       BGTQ_ASSIGN_OR_RETURN(next.plan, MakePlan(model_, measured_.calibrations, "aligned", bits, threads_));
       if (next.plan.bytes_per_token_per_head() > options_.bytes) continue;
       BGTQ_ASSIGN_OR_RETURN(next.measured, KldOf(next.plan, some_));

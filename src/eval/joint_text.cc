@@ -53,18 +53,24 @@ std::string_view JointTextHead(std::string_view text, const JointOptions& option
 JointText SplitJointText(std::span<const Token> all, int64_t measured, std::span<const Token> start,
                          int64_t context, const JointOptions& options) {
   JointText split;
-  Take(all, 0, measured, split.measured);
   const int64_t count = static_cast<int64_t>(all.size());
+  measured = std::min(measured, count);
+  Take(all, 0, measured, split.measured);
+  split.probe_window = std::min(kProbeWindow, context);
+  split.check_window = std::min(kCheckWindow, context);
   int64_t probed = options.probe_tokens, checked = options.check_tokens, probe_first = measured;
-  split.short_text = count - measured < probed + checked;
-  if (split.short_text) {
+  const int64_t unseen = count - measured - probed;  // by statistics and probes
+  if (unseen >= std::min(checked, split.check_window)) {
+    checked = std::min(checked, unseen);
+  } else {
+    split.short_text = true;
     probed = std::min(probed, count / 2);
     checked = std::min(checked, count / 2);
     probe_first = count - checked - probed;
   }
+  // A shorter window is mostly what stays exact, and would lower the mean.
+  if (checked > split.check_window) checked -= checked % split.check_window;
   Take(all, probe_first, probed, split.probed);
-  split.probe_window = std::min(kProbeWindow, context);
-  split.check_window = std::min(kCheckWindow, context);
   const int64_t windows = (checked + split.check_window - 1) / split.check_window;
   const int64_t check_first = probe_first + probed, left_out = count - check_first - checked;
   for (int64_t w = 0; w < windows; ++w) {  // what is left out lies before them, in equal parts

@@ -15,10 +15,12 @@ namespace blockgtq {
 struct JointText {
   std::vector<Token> measured;  // the first tokens, one sequence
   std::vector<Token> probed;    // those after them, windows of probe_window back to back
-  std::vector<Token> checked;   // windows of check_window back to back, spread evenly over what follows
+  // Whole windows of check_window back to back (or one shorter one), spread evenly over what follows.
+  std::vector<Token> checked;
   int64_t probe_window = 0, check_window = 0;
-  // The text ends before all that was asked for: probed and checked are its last tokens, which statistics may
-  // have seen, and at most half of it each.
+  // Not one whole window of checks is left behind the tokens measured and probed: probed and checked are the
+  // text's last tokens, which statistics may have seen, and at most half of it each. Where only fewer are
+  // left than was asked for, fewer are checked.
   bool short_text = false;
 };
 

@@ -51,6 +51,7 @@ Result<std::unique_ptr<PlanCheck>> PlanCheck::Create(LoadedModel& model, std::sp
   BGTQ_ASSIGN_OR_RETURN(const std::unique_ptr<Context> exact, Context::Create(model, cache, nullptr));
   const size_t size = static_cast<size_t>(options.window);
   for (size_t first = 0; first < tokens.size(); first += size) {
+    BGTQ_RETURN_IF_ERROR(CheckJointStop(options.stop));
     const std::span<const Token> of = tokens.subspan(first, std::min(size, tokens.size() - first));
     Window& window = check->windows_.emplace_back();
     window.tokens.assign(of.begin(), of.end());
@@ -90,7 +91,10 @@ Result<double> PlanCheck::Kld(const std::shared_ptr<const SimulatedHeads>& heads
                   fmt::format("checks of plans: {} windows of {}", windows, this->windows()));
   }
   double sum = 0;
-  for (int64_t i = 0; i < windows; ++i) BGTQ_RETURN_IF_ERROR(Add(windows_[Pick(i, windows)], heads, sum));
+  for (int64_t i = 0; i < windows; ++i) {
+    BGTQ_RETURN_IF_ERROR(CheckJointStop(options_.stop));
+    BGTQ_RETURN_IF_ERROR(Add(windows_[Pick(i, windows)], heads, sum));
+  }
   const double mean = sum / static_cast<double>(tokens(windows));
   if (std::isfinite(mean)) return mean;
   return Status(ErrorCode::kNonFinite,

@@ -2,6 +2,7 @@
 // keeps the exact run's last hidden rows and not its logits, which are gigabytes where a vocabulary is large.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,22 +18,23 @@ namespace blockgtq {
 struct PlanCheckOptions {
   int64_t window = 512;  // tokens of a sequence
   Protection protection{4, 64};
-  int threads = 0;  // that compare logits; 0: one a core
+  int threads = 0;                          // that compare logits; 0: one a core
+  const std::atomic<bool>* stop = nullptr;  // looked at before every window
 };
 
 /// Keeps the backend at Precision::kFloat while it lives.
 class PlanCheck {
  public:
   /// tokens: windows back to back; a last one may be shorter. Errors: kInvalidArgument (no tokens, a window
-  /// that is out of range or past the model's context), kUnsupported (a backend without simulated caches);
-  /// those of Context::Create and Run.
+  /// that is out of range or past the model's context), kUnsupported (a backend without simulated caches),
+  /// kCancelled (stop); those of Context::Create and Run.
   static Result<std::unique_ptr<PlanCheck>> Create(LoadedModel& model, std::span<const Token> tokens,
                                                    const PlanCheckOptions& options);
   ~PlanCheck();
 
   /// Mean KL divergence from the exact logits to those with these heads, nats, over every position of
   /// `windows` of the windows, evenly spread. Errors: kInvalidArgument (none, or more than there are);
-  /// kNonFinite; those of Context::Create and Run.
+  /// kCancelled; kNonFinite; those of Context::Create and Run.
   Result<double> Kld(const std::shared_ptr<const SimulatedHeads>& heads, int64_t windows);
   Result<double> Kld(const std::shared_ptr<const SimulatedHeads>& heads) { return Kld(heads, windows()); }
   int64_t windows() const { return static_cast<int64_t>(windows_.size()); }

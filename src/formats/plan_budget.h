@@ -15,11 +15,11 @@ struct PlanBudget {
   int sinks = 0, recent = 0;  // exact tokens that the plan is meant for
   double probe_bits = 0;      // of the side that a probe stored as codes
   int64_t probe_tokens = 0, probes = 0;
-  int64_t check_tokens = 0;  // that measured_kld is of; in older files as many as the probes'
-  double probe_seconds = 0;  // of all probes and measured plans, without those taken up
-  double key_factor = 1, exponent = 1, trust = 1;  // the error model
-  double predicted_kld = 0;                        // of the plan, nats: by the error model,
-  double measured_kld = 0;                         // and measured on text that probes did not run
+  int64_t check_tokens = 0;        // that measured_kld is of; in older files as many as the probes'
+  double probe_seconds = 0;        // of all probes and measured plans, without those taken up
+  double exponent = 1, trust = 1;  // the error model
+  double predicted_kld = 0;        // of the plan, nats: by the error model,
+  double measured_kld = 0;         // and measured on text that probes did not run
   bool operator==(const PlanBudget&) const = default;
 };
 

@@ -10,7 +10,7 @@
 //   [GROUP], mean_units [unit], value GROUP}
 //                GROUP = {width, code_width, first_unit, units, dims, norm_reference}
 //   budget       {bytes, target_kld, sinks, recent, probe_bits, probe_tokens, probes, check_tokens,
-//                probe_seconds, key_factor, exponent, trust, predicted_kld, measured_kld}: optional, as is
+//                probe_seconds, exponent, trust, predicted_kld, measured_kld}: optional, as is
 //                check_tokens in it, plan_budget.h
 //   bits_by_head "true": heads have bits of their own, as a budget's have; optional, implied by budget
 //   bytes_per_token_per_head   what the plan stores; must equal what the loaded plan says

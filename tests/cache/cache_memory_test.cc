@@ -1,5 +1,4 @@
-// A cache whose bytes are not the host's: it never touches them itself, and sessions are the same files. And
-// how much the host's memory gives out.
+// A cache whose bytes are not the host's: it never touches them itself, and sessions are the same files.
 #include "src/cache/cache_memory.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +10,6 @@
 #include <map>
 
 #include "src/cache/session.h"
-#include "src/core/machine_memory.h"
 #include "tests/cache/cache_model.h"
 
 namespace blockgtq {
@@ -162,32 +160,6 @@ TEST_P(OtherMemory, AFailedWriteLeavesNoSequenceBehind) {
   EXPECT_NE(loaded.status().message().find("the device is gone"), std::string::npos);
   EXPECT_EQ(cache->free_tokens(), free);
   EXPECT_EQ(memory_.allocations(), allocations);
-}
-
-TEST(HostMemory, GivesOutNoMoreThanIsFreeAndSaysSo) {
-  const auto memory = ReadMachineMemory();
-  if (!memory.has_value()) GTEST_SKIP() << "the system does not say how much memory it has";
-  const Status whole = CacheRegion::Allocate(HostMemory(), memory->total + 1, "a cache").status();
-  EXPECT_EQ(whole.code(), ErrorCode::kOutOfMemory);
-  const std::string wanted =
-      "a cache: " + std::to_string(memory->total + 1) + " bytes of host memory wanted, ";
-  EXPECT_TRUE(whole.message().starts_with(wanted)) << whole.message();
-  EXPECT_NE(whole.message().find(" of " + std::to_string(memory->total) + " are free; "), std::string::npos)
-      << whole.message();
-}
-
-TEST(HostMemory, CountsWhatIsReservedAndNotYetWritten) {
-  const auto memory = ReadMachineMemory();
-  if (!memory.has_value()) GTEST_SKIP() << "the system does not say how much memory it has";
-  const int64_t most = memory->free / 5 * 3;
-  if (most < int64_t{256} << 20) GTEST_SKIP() << "too little memory";
-  auto first = CacheRegion::Allocate(HostMemory(), most, "first");
-  ASSERT_TRUE(first.ok()) << first.status().message();
-  const Status second = CacheRegion::Allocate(HostMemory(), most, "second").status();
-  EXPECT_EQ(second.code(), ErrorCode::kOutOfMemory);
-  EXPECT_NE(second.message().find("that are reserved"), std::string::npos) << second.message();
-  *first = CacheRegion();  // given back
-  EXPECT_TRUE(CacheRegion::Allocate(HostMemory(), most, "second").ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, OtherMemory,

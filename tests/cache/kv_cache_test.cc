@@ -281,14 +281,14 @@ int64_t ResidentBytes() {
 TEST(KvCache, AMillionTokensCostNothingUntilUsedAndNothingOnceFreed) {
   constexpr int64_t kMiB = 1 << 20;
   const int64_t before = ResidentBytes();
-  // 4 layers x 2 heads x 128 dims in fp16: 4.3 GB when full.
-  const auto cache = KvCache::Create({4, 2, 128}, {CacheKind::kHalf, 0, 0, 1 << 20, ""}, nullptr).value();
+  // 28 layers x 2 heads x 128 dims in fp16: 30 GB when full.
+  const auto cache = KvCache::Create({28, 2, 128}, {CacheKind::kHalf, 0, 0, 1 << 20, ""}, nullptr).value();
   const SequenceId id = *cache->AddSequence();
   EXPECT_LT(ResidentBytes() - before, 8 * kMiB);
   ASSERT_TRUE(cache->Reserve(id, 1 << 20).ok());
   EXPECT_LT(ResidentBytes() - before, 8 * kMiB);
-  for (int layer = 0; layer < 4; ++layer) {
-    for (int tile = 0; tile < 700; ++tile) {
+  for (int layer = 0; layer < 28; ++layer) {
+    for (int tile = 0; tile < 100; ++tile) {
       for (int head = 0; head < 2; ++head) {
         std::memset(cache->PageHead(id, layer, head, tile), 1, ExactTileBytes(true, 128, 64));
       }

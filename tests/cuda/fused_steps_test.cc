@@ -5,6 +5,7 @@
 //   fused_steps_test
 //
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -28,11 +29,13 @@ constexpr int kMostForwards = 12;
 
 /// What a sequence is, as a session's bytes.
 std::string Saved(const Runner& runner, int sequence) {
-  const std::string path = std::filesystem::temp_directory_path() / "blockgtq_fused_steps_test";
+  std::string folder = std::filesystem::temp_directory_path() / "blockgtq_fused_steps_XXXXXX";
+  Check(mkdtemp(folder.data()) != nullptr, "a folder of its own for sessions");
+  const std::string path = folder + "/session";
   runner.Save(sequence, path);
   std::ifstream file(path, std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::filesystem::remove(path);
+  std::filesystem::remove_all(folder);
   return bytes;
 }
 

@@ -20,7 +20,6 @@ TEST(ChooseErrorModel, OfEqualPlansTheOneThatTrustsProbesLeast) {
   const ErrorModel model = Choose([](const ErrorModel&) { return 0.05; });
   EXPECT_NEAR(model.trust, 0.36, 1e-9);  // a step more would be below what a parameter goes to
   EXPECT_EQ(model.exponent, 1);
-  EXPECT_EQ(model.key_factor, 1);
 }
 
 TEST(ChooseErrorModel, TrustStaysWhereLessCostsMoreThanChance) {
@@ -33,14 +32,13 @@ TEST(ChooseErrorModel, TrustStaysWhereLessCostsMoreThanChance) {
   EXPECT_NEAR(Choose(dipping).trust, 0.6, 1e-9);
 }
 
-TEST(ChooseErrorModel, OtherParametersChangeForMoreThanChance) {
+TEST(ChooseErrorModel, TheExponentChangesForMoreThanChance) {
   EXPECT_EQ(Choose([](const ErrorModel& m) { return m.exponent < 1 ? 0.97 : 1; }).exponent, 1);
   EXPECT_EQ(Choose([](const ErrorModel& m) { return m.exponent < 1 ? 0.9 : 1; }).exponent, 0.8);
   EXPECT_EQ(Choose([](const ErrorModel& m) {
               return m.exponent > 1.3 ? 0.8 : m.exponent > 1 ? 0.9 : 1;
             }).exponent,
             1.25 * 1.25);
-  EXPECT_EQ(Choose([](const ErrorModel& m) { return m.key_factor < 1 ? 0.9 : 1; }).key_factor, 0.625);
 }
 
 TEST(ChooseErrorModel, AFailedMeasurementIsHandedOn) {

@@ -39,31 +39,35 @@ JointOptions Options() {
   options.protection = {0, 0};
   options.tokens = 1000;
   options.probe_tokens = 300;   // a window and a shorter one
-  options.check_tokens = 1100;  // two windows and a shorter one
+  options.check_tokens = 1100;  // two windows and some
   return options;
 }
 
 TEST(JointText, ChecksAreSpreadOverWhatFollowsTheProbes) {
-  const JointText text = Split(1000 + 300 + 1100 + 600, Options());
+  const JointText text = Split(1000 + 300 + 1024 + 600, Options());
   EXPECT_FALSE(text.short_text);
   EXPECT_EQ(text.measured, Numbered(1000));
   const std::span<const Token> probed(text.probed), checked(text.checked);
   ASSERT_EQ(probed.size(), 300u);
   ExpectWindow(probed.first(256), 1000);
   ExpectWindow(probed.subspan(256), 1256);
-  ASSERT_EQ(checked.size(), 1100u);
+  ASSERT_EQ(checked.size(), 1024u);
   ASSERT_EQ(text.check_window, 512);
-  ExpectWindow(checked.first(512), 1300 + 200);  // 600 tokens are left out, a third before each window
-  ExpectWindow(checked.subspan(512, 512), 1300 + 512 + 400);
-  ExpectWindow(checked.subspan(1024), 3000 - 76);
+  ExpectWindow(checked.first(512), 1300 + 300);  // 600 tokens are left out, a half before each window
+  ExpectWindow(checked.subspan(512), 1300 + 512 + 600);
 }
 
-TEST(JointText, ATextOfJustEnoughTokensIsNotShort) {
-  EXPECT_FALSE(Split(1000 + 300 + 1100, Options()).short_text);
-  const JointText text = Split(1000 + 300 + 1100 - 1, Options());
+// What is left unseen is checked, whole windows of it; only without one are seen tokens.
+TEST(JointText, FewerTokensAreCheckedBeforeSeenOnesAre) {
+  const JointText fewer = Split(1000 + 300 + 1000, Options());
+  EXPECT_FALSE(fewer.short_text);
+  ASSERT_EQ(fewer.checked.size(), 512u);
+  ExpectWindow(fewer.checked, 1300 + 488);
+  EXPECT_FALSE(Split(1000 + 300 + 512, Options()).short_text);
+  const JointText text = Split(1000 + 300 + 511, Options());
   EXPECT_TRUE(text.short_text);
-  ExpectWindow(std::span(text.probed).first(256), 999);
-  ExpectWindow(std::span(text.checked).first(512), 1299);
+  ASSERT_EQ(text.checked.size(), 512u);  // of the last half, 905
+  ExpectWindow(std::span(text.probed).first(256), 1811 - 905 - 300);
 }
 
 TEST(JointText, CheckTokensDoNotMoveTheProbes) {
@@ -97,7 +101,7 @@ TEST(JointText, ATextPastTheContextIsChecked) {
   ASSERT_TRUE(text.ok()) << text.status().message();
   EXPECT_FALSE(text->short_text);
   EXPECT_EQ(text->measured.size(), 512u);
-  EXPECT_EQ(text->checked.size(), 1100u);
+  EXPECT_EQ(text->checked.size(), 1024u);
   const auto ids = model->tokenizer().Encode(BundledCalibrationText().substr(0, 20000), false);
   EXPECT_TRUE(std::equal(text->probed.begin(), text->probed.end(), ids.begin() + 512));
 }
