@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "src/eval/joint_options.h"
 #include "src/eval/logit_comparison.h"
 
 namespace blockgtq {

@@ -50,9 +50,8 @@ TEST_F(MachineMemoryFiles, AGroupHasNoMoreThanThoseAboveIt) {
   EXPECT_EQ(ReadMachineMemory(root_)->free, 650 * kMiB);
   Write("/sys/fs/cgroup/work/memory.max", std::to_string(400 * kMiB));
   Write("/sys/fs/cgroup/work/memory.current", std::to_string(350 * kMiB));
-  Write("/sys/fs/cgroup/work/memory.stat",
-        "anon 5\nfile 7\ninactive_file " + std::to_string(20 * kMiB) + "\nactive_file " +
-            std::to_string(10 * kMiB) + "\n");
+  Write("/sys/fs/cgroup/work/memory.stat", "anon 5\nfile 7\ninactive_file " + std::to_string(20 * kMiB) +
+                                               "\nactive_file " + std::to_string(10 * kMiB) + "\n");
   EXPECT_EQ(ReadMachineMemory(root_)->total, 400 * kMiB);
   EXPECT_EQ(ReadMachineMemory(root_)->free, 80 * kMiB);  // files' caches go when memory is wanted
   Write("/sys/fs/cgroup/work/job/memory.max", std::to_string(21 * kMiB));
