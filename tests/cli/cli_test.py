@@ -102,12 +102,12 @@ class CommandLine(Fixture):
         few = ("calibrate", "-m", self.model, "--tokens", 300, "--no-buffer", "--probe-tokens", 64, "--probe-positions", 8, "-o",
                plan)
         made, done = self.ok(*few, "-f", DATA.parents[1] / "data/wikitext2_train.txt", "--budget-bytes", 14.5, "--check-tokens", 600)
-        self.assertEqual(made["budget"]["check_tokens"], 600)
-        self.assertIn(f"{made['budget']['measured_kld']:.4f} nats on 600 further tokens", done.stdout.decode())
+        self.assertEqual(made["budget"]["check_tokens"], 512)  # whole windows
+        self.assertIn(f"{made['budget']['measured_kld']:.4f} nats on 512 further tokens", done.stdout.decode())
         self.assertNotIn(b"promises too much", done.stderr)
         seen, done = self.ok("inspect", plan)
         self.assertEqual(seen["budget"], made["budget"])
-        self.assertIn(b"plans measured on 600", done.stdout)
+        self.assertIn(b"plans measured on 512", done.stdout)
         short = self.folder / "short.txt"  # by default more is asked for than there is
         short.write_text("The quick brown fox jumps over the lazy dog. " * 20)
         made, done = self.ok(*few, "-f", short, "--budget-bytes", 14.5)

@@ -122,7 +122,7 @@ class JointPlanTest : public testing::Test {
     options_.tokens = 256;
     options_.probe_tokens = 96;
     options_.probe_positions = 96;
-    options_.check_tokens = 1200;  // in three windows, two of which are what error models are tried on
+    options_.check_tokens = 1536;  // in three windows, two of which are what error models are tried on
   }
   Result<JointResult> Make(ResultsFile& results) {
     return CalibrateJointly(*model_, BundledCalibrationText(), options_, results);
