@@ -109,9 +109,13 @@ class CommandLine(Fixture):
         self.assertEqual(seen["budget"], made["budget"])
         self.assertIn(b"plans measured on 512", done.stdout)
         short = self.folder / "short.txt"  # by default more is asked for than there is
-        short.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+        short.write_text("The quick brown fox jumps over the lazy dog. " * 20)  # a token a byte
         made, done = self.ok(*few, "-f", short, "--budget-bytes", 14.5)
-        self.assertLess(made["budget"]["check_tokens"], 900)
+        self.assertEqual(made["budget"]["check_tokens"], 512)  # of the 536 behind the others
+        self.assertNotIn(b"promises too much", done.stderr)
+        short.write_text("The quick brown fox jumps over the lazy dog. " * 15)
+        made, done = self.ok(*few, "-f", short, "--budget-bytes", 14.5)
+        self.assertLess(made["budget"]["check_tokens"], 400)
         self.assertIn(b"promises too much", done.stderr)
         for bad in ("0", "63", "65537", "x"):
             self.fails(*few, "--budget-bytes", 14.5, "--check-tokens", bad, needs=["--check-tokens"], code=2)
