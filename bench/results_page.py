@@ -258,9 +258,9 @@ def changes(measured):
 
 
 def budget_times():
-    """Of whole calibrations with a budget, one at a time (budget_time.json)."""
+    """Of whole calibrations with a budget (budget_time.json)."""
     measured = results.load("budget_time.json")
-    return "" if measured is None else "\nA calibration with a budget by itself: " + "; ".join(
+    return "" if measured is None else "\nTime of a calibration with a budget: " + "; ".join(
         f"{r['model']}, {r['probes']} probes, {r['device']} and {r['cores']} cores: {r['seconds']:.1f} s"
         for r in measured["rows"]) + ".\n"
 
