@@ -195,8 +195,8 @@ class CalibrateCommand : public Command {
     joint_.threads = model_.backend.threads;
     InstallStopHandler();
     joint_.stop = &StopRequested();
-    BGTQ_ASSIGN_OR_RETURN(ResultsFile results,
-                          ResultsFile::Open(ProbesPath(path), JointSettings(model, corpus, joint_)));
+    BGTQ_ASSIGN_OR_RETURN(const nlohmann::json settings, JointSettings(model, corpus, joint_));
+    BGTQ_ASSIGN_OR_RETURN(ResultsFile results, ResultsFile::Open(ProbesPath(path), settings));
     Progress progress("probing");
     joint_.progress = [&](double done, const std::string& note) { progress.Update(done, note); };
     BGTQ_ASSIGN_OR_RETURN(JointResult made, CalibrateJointly(model, corpus, joint_, results));

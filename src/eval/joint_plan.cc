@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <chrono>
+#include <vector>
 
 #include "src/eval/joint_measurement.h"
 #include "src/eval/joint_search.h"
@@ -51,23 +52,26 @@ std::string TextHash(std::string_view text, const JointOptions& options) {
   return fmt::format("{:016x}", XXH3_64bits(head.data(), head.size()));
 }
 
+std::string TokensHash(const std::vector<Token>& tokens) {
+  return fmt::format("{} {:016x}", tokens.size(), XXH3_64bits(tokens.data(), tokens.size() * sizeof(Token)));
+}
+
 }  // namespace
 
-nlohmann::json JointSettings(const LoadedModel& model, std::string_view text, const JointOptions& options) {
-  return {{"command", "calibrate"},
-          {"model", model.fingerprint().Text()},
-          {"device", model.backend().name()},
-          {"activations", model.backend().precision() == Precision::kFloat ? "float" : "fast"},
-          {"probe", "one layer"},  // over codes, those behind it exact
-          {"text", TextHash(text, options)},
-          {"tokens", options.tokens},
-          {"probe_tokens", options.probe_tokens},
-          {"probe_positions", options.probe_positions},
-          {"check_tokens", options.check_tokens},  // a short text's probes come before them
-          {"probe_bits", options.probe_bits},
-          {"sinks", options.protection.sinks},
-          {"recent", options.protection.recent},
-          {"seed", options.seed}};
+Result<nlohmann::json> JointSettings(LoadedModel& model, std::string_view text, const JointOptions& options) {
+  BGTQ_ASSIGN_OR_RETURN(const JointText taken, TakeJointText(model, text, options));
+  return nlohmann::json{{"command", "calibrate"},
+                        {"model", model.fingerprint().Text()},
+                        {"device", model.backend().name()},
+                        {"activations", model.backend().precision() == Precision::kFloat ? "float" : "fast"},
+                        {"probe", "one layer"},  // over codes, those behind it exact
+                        {"measured", TokensHash(taken.measured)},
+                        {"probed", TokensHash(taken.probed)},
+                        {"probe_positions", options.probe_positions},
+                        {"probe_bits", options.probe_bits},
+                        {"sinks", options.protection.sinks},
+                        {"recent", options.protection.recent},
+                        {"seed", options.seed}};
 }
 
 Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, const JointOptions& options,

@@ -28,6 +28,7 @@ struct JointResult {
 /// SearchPlan.
 Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, const JointOptions& options,
                                      ResultsFile& results);
-nlohmann::json JointSettings(const LoadedModel& model, std::string_view text, const JointOptions& options);
+/// Errors: those of TakeJointText.
+Result<nlohmann::json> JointSettings(LoadedModel& model, std::string_view text, const JointOptions& options);
 
 }  // namespace blockgtq

@@ -338,13 +338,16 @@ TEST_F(JointPlanTest, ATargetIsMetOnAllCheckTokens) {
 }
 
 TEST_F(JointPlanTest, SettingsThatDecideProbesAreInTheirFile) {
-  const auto settings = [&] { return JointSettings(*model_, BundledCalibrationText(), options_); };
+  const auto settings = [&] { return *JointSettings(*model_, BundledCalibrationText(), options_); };
   const nlohmann::json before = settings();
   EXPECT_EQ(settings(), before);
   options_.target_kld = 1;  // what probes are for does not decide them
   EXPECT_EQ(settings(), before);
-  for (int64_t JointOptions::*field : {&JointOptions::tokens, &JointOptions::probe_tokens,
-                                       &JointOptions::probe_positions, &JointOptions::check_tokens}) {
+  options_.check_tokens += 512;  // nor what runs behind them
+  EXPECT_EQ(settings(), before);
+  options_.check_tokens -= 512;
+  for (int64_t JointOptions::*field :
+       {&JointOptions::tokens, &JointOptions::probe_tokens, &JointOptions::probe_positions}) {
     ++(options_.*field);
     EXPECT_NE(settings(), before);
     --(options_.*field);
