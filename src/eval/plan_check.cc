@@ -19,7 +19,7 @@ constexpr int64_t kLogitRows = 64;  // rows of logits held at a time, of each of
 Status RunAlone(Context& context, std::span<const Token> tokens) {
   BGTQ_ASSIGN_OR_RETURN(const SequenceId sequence, context.cache().AddSequence());
   const SequenceTokens item{sequence, tokens};
-  const Status status = context.Run({&item, 1}, {.strict = true});
+  Status status = context.Run({&item, 1}, {.strict = true});
   context.cache().RemoveSequence(sequence);
   return status;
 }
