@@ -5,8 +5,8 @@
 //   blockgtq-bench-attention [--out FILE] [--commit ID]
 //   [BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]][@CONFIG]...]
 //
-// CONFIG, for tuning: WARPS[KIND],BLOCKS,WORKERS[,STAGES] of the packed kernel in place of what is chosen, KIND s
-// (four warps share a tile) or w (warps are workers); then cuDNN is not timed, and no row is written.
+// CONFIG, for tuning: WARPS[KIND],BLOCKS,WORKERS[,STAGES] of the packed kernel in place of what is chosen,
+// KIND s (four warps share a tile) or w (warps are workers); then cuDNN is not timed, and no row is written.
 //
 // Every time is a layer's: the median of replays of a CUDA graph over so many layers (own records or keys and
 // values, block table and matrices each) that the set exceeds the L2 cache several times. The schedule runs
@@ -120,8 +120,8 @@ int Main(int argc, char** argv) {
       std::fprintf(
           stderr,
           "%s: usage: blockgtq-bench-attention [--out FILE] [--commit ID] "
-          "[BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]][@CONFIG]...]; contexts in multiples of 64; "
-          "CONFIG: WARPS[s|w],BLOCKS,WORKERS[,STAGES]\n",
+          "[BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]][@CONFIG]...]; "
+          "contexts in multiples of 64; CONFIG: WARPS[s|w],BLOCKS,WORKERS[,STAGES]\n",
           argv[i]);
       return 2;
     }
@@ -142,8 +142,8 @@ int Main(int argc, char** argv) {
   int runtime = 0;
   Require(cudaRuntimeGetVersion(&runtime), "CUDA");
   const std::string head =
-      " \"machine\": \"" + MachineName() + "\",\n \"libraries\": \"" + flash->LibraryVersion() + ", CUDA " + std::to_string(runtime / 1000) +
-      "." + std::to_string(runtime % 1000 / 10) + "\",\n \"commit\": \"" + commit + "\",\n \"command\": \"" +
+      " \"machine\": \"" + MachineName() + "\",\n \"libraries\": \"" + flash->LibraryVersion() +
+      ", CUDA " + std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10) + "\",\n \"commit\": \"" + commit + "\",\n \"command\": \"" +
       command +
       "\",\n \"notes\": \"K {4 bit: a quarter of the dims, 3: half, 2: a quarter}, V 3 bit, 8-bit log norms: "
       "100 bytes a token a KV head of 128. Times are a layer's, in a chain of layers as the engine launches "

@@ -102,10 +102,6 @@ int64_t TileBytes(bool half, const CacheGeometry& geometry, int tile_tokens) {
   return CheckedMultiply(ExactTileBytes(half, 1, tile_tokens, geometry.latent_dims > 0), geometry.head_dim);
 }
 
-}  // namespace
-
-namespace {
-
 // Simulated caches are for studies, and four times as large as fp16 ones: what the host cannot hold is said
 // before minutes of work, where the system would give the addresses and end the process later.
 Status CheckRoom(int64_t bytes, const std::string& what) {

@@ -13,8 +13,8 @@ namespace blockgtq {
 inline constexpr double kChanceShare = 0.04;
 
 /// From the plain model, a step of one parameter at a time. Trust goes down as long as that costs no more
-/// than chance: what probes say of one text holds less for others. The exponent changes where
-/// that gains more than chance.
+/// than chance: what probes say of one text holds less for others. The exponent changes where that gains more
+/// than chance.
 ///
 /// measure: the divergence of a model's plan, nats. Errors: those of measure.
 Result<ErrorModel> ChooseErrorModel(const std::function<Result<double>(const ErrorModel&)>& measure);

@@ -20,15 +20,14 @@ struct JointResult {
   bool short_text = false;   // probes and checks ran on text that statistics were measured on as well
 };
 
-/// Of the recipe aligned. results: probes are taken from it and added to it; its
-/// settings must name all that decides them (JointSettings).
+/// Of the recipe aligned. results: probes are taken from it and added to it; its settings must name all that
+/// decides them (JointSettings).
 /// Errors: kInvalidArgument (neither or both of bytes and target_kld; bytes below what the smallest choices
 /// take; a divergence that 8 bits do not reach), kUnsupported (a backend without simulated caches),
-/// kCancelled; those of TakeJointText, MeasureJointly, PlanCheck and
-/// SearchPlan.
+/// kCancelled; those of TakeJointText, MeasureJointly, PlanCheck and SearchPlan.
 Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, const JointOptions& options,
                                      ResultsFile& results);
-/// Errors: those of TakeJointText.
+/// All that decides what probes measure, the tokens that they run included. Errors: those of TakeJointText.
 Result<nlohmann::json> JointSettings(LoadedModel& model, std::string_view text, const JointOptions& options);
 
 }  // namespace blockgtq
