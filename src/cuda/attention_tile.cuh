@@ -18,16 +18,18 @@ namespace blockgtq::cuda {
 /// What the products need again and again. The compiler makes constants anew before each use, which was one
 /// instruction in eight of the tile loop, so it must not know these: they are loaded, and lane by lane, which
 /// keeps them out of the uniform registers.
+struct TileConstantsOfLanes;
 struct TileConstants {
   LookUp tables;
   uint32_t two_to_15;            // as a float
   int norm_offset, head_offset;  // of the lane: 8 g, 8 tq
   Int4 start;                    // of the accumulators
 
-  static __device__ __forceinline__ TileConstants Load();
+  /// from: in global or shared memory.
+  static __device__ __forceinline__ TileConstants Load(const TileConstantsOfLanes& from);
 };
 
-struct TileConstantsOfLanes {
+struct alignas(16) TileConstantsOfLanes {
   uint32_t word[4][32];
   int start[4][32], norm_offset[32], head_offset[32];
 
@@ -47,14 +49,14 @@ struct TileConstantsOfLanes {
 };
 static __device__ TileConstantsOfLanes tile_constants = TileConstantsOfLanes::Make();
 
-__device__ __forceinline__ TileConstants TileConstants::Load() {
+__device__ __forceinline__ TileConstants TileConstants::Load(const TileConstantsOfLanes& from) {
   const int lane = threadIdx.x & 31;
-  const auto& word = tile_constants.word;
-  const auto& start = tile_constants.start;
+  const auto& word = from.word;
+  const auto& start = from.start;
   return {{word[0][lane], word[1][lane], word[2][lane]},
           word[3][lane],
-          tile_constants.norm_offset[lane],
-          tile_constants.head_offset[lane],
+          from.norm_offset[lane],
+          from.head_offset[lane],
           {start[0][lane], start[1][lane], start[2][lane], start[3][lane]}};
 }
 

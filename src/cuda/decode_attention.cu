@@ -23,6 +23,10 @@ Status Unsupported(const std::string& what) {
   return Status(ErrorCode::kUnsupported, "CUDA decode attention: " + what);
 }
 
+int64_t Pairs(const DecodeConfig& config) {
+  return int64_t{config.shape.batch} * config.shape.kv_heads * config.head_parts;
+}
+
 DecodeKernelPointer FindKernel(const DecodeShape& shape, const HeadTraits& traits,
                                const DecodeVariant& variant) {
   if (variant.warp_workers) {
@@ -62,10 +66,6 @@ bool TryVariant(DecodeConfig& config, const DecodeVariant& variant, int stages, 
   config.stages = stages;
   config.shared_bytes = SharedBytes(config, variant, stages);
   return true;
-}
-
-int64_t Pairs(const DecodeConfig& config) {
-  return int64_t{config.shape.batch} * config.shape.kv_heads * config.head_parts;
 }
 
 // A worker's blocks, the number of workers, and what that should take.
@@ -256,6 +256,17 @@ Status LaunchKernel(const DecodeConfig& config, const DecodeParams& given, bool 
   return CudaStatus(cudaLaunchKernelEx(&launch, kernel, params), "decode attention");
 }
 
+// What follows from the variant and the split that were chosen.
+void FinishConfig(DecodeConfig& config, const DeviceLimits& limits) {
+  config.resident_workers = limits.processors;
+  for (int i = 1; i < kClusterSizes; ++i) {
+    if (config.cluster_blocks == 1 << i) config.resident_workers = limits.clusters[i];
+  }
+  DecodeParams unused{};
+  config.scratch_bytes = CarveScratch(config, nullptr, unused);
+  config.exchange_bytes = CarveExchange(config, nullptr, unused);
+}
+
 }  // namespace
 
 Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits& traits,
@@ -274,9 +285,7 @@ Result<DecodeConfig> ConfigureDecode(const DecodeShape& shape, const HeadTraits&
         std::to_string(limits.shared_bytes) +
         " bytes of shared memory; use a smaller batch, or a plan with less mean and fewer bits");
   }
-  DecodeParams unused{};
-  config.scratch_bytes = CarveScratch(config, nullptr, unused);
-  config.exchange_bytes = CarveExchange(config, nullptr, unused);
+  FinishConfig(config, limits);
   return config;
 }
 
@@ -293,9 +302,7 @@ Result<DecodeConfig> ConfigureDecodeAs(const DecodeShape& shape, const HeadTrait
   if (!TryVariant(config, asked, stages, 1, limits) || (cluster_blocks > 1 && !HasSm90Code())) {
     return Unsupported("there is no such configuration");
   }
-  DecodeParams unused{};
-  config.scratch_bytes = CarveScratch(config, nullptr, unused);
-  config.exchange_bytes = CarveExchange(config, nullptr, unused);
+  FinishConfig(config, limits);
   return config;
 }
 
@@ -323,7 +330,9 @@ void BindDecode(const DecodeConfig& config, uint8_t* scratch, uint8_t* exchange,
 }
 
 Status LaunchDecodeSchedule(const DecodeConfig& config, const DecodeParams& params, CUstream_st* stream) {
-  return LaunchSchedule(params, !config.variant.warp_workers, stream);
+  const int teams = config.variant.split_tiles ? config.variant.warps / 4 : config.variant.warps;
+  return LaunchSchedule(
+      params, {!config.variant.warp_workers, config.cluster_blocks * teams, config.resident_workers}, stream);
 }
 
 Status LaunchDecodeAttention(const DecodeConfig& config, const DecodeParams& params, bool overlap,

@@ -49,6 +49,7 @@ struct DecodeConfig {
   DecodeKernelPointer kernel = nullptr, rope_kernel = nullptr;  // rope_kernel: with DecodeParams::rope
   int head_parts = 1, part_heads = 0;                           // decode_params.h
   int workers = 0, cluster_blocks = 1, stages = 0, stage_bytes = 0, shared_bytes = 0;
+  int resident_workers = 0;  // that the device runs at once
   bool codes_once = false;
   QueryBlockLayout query_layout{};
   int64_t scratch_bytes = 0, exchange_bytes = 0;

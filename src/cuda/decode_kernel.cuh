@@ -8,6 +8,9 @@
 // shared memory; block `rank` finishes query heads rank, rank + blocks, ... Where several workers share a
 // (sequence, head), it is the last of the first worker's range and the first of the others': they send their
 // parts to the first worker, which merges them in worker order.
+//
+// Which worker a cluster is, its range says: clusters that start last, where the kernel before still merges,
+// are given less (schedule.cu).
 #pragma once
 
 #include "src/cuda/decode_layout.h"
@@ -21,26 +24,38 @@
 
 namespace blockgtq::cuda {
 
-/// Copies the heads' constants to shared memory: the constructor asks for a thread's first 16 bytes, Store
-/// brings them and the rest.
+/// Copies the heads' constants, the tiles of earlier sequences and what products need (TileConstants) to
+/// shared memory: the constructor asks for a thread's first part of each, Store brings them and the rest.
 template <bool kFew, int kThreads>
 struct HeadLoader {
   static constexpr int kQuads = sizeof(SharedHead<kFew>) / 16;
   static constexpr int kFixedQuads = (sizeof(HeadHeader) + sizeof(KeyGroup) * kMaxGroups) / 16;
+  static constexpr int kTileQuads = kTileConstantsBytes / 16;
+  static_assert(sizeof(TileConstantsOfLanes) == kTileConstantsBytes && kTileQuads <= kThreads);
   const DecodeParams& p;
-  uint4 first;
+  const int thread = threadIdx.x;
+  uint4 first, tile_quad;
+  int prefix;
 
   __device__ __forceinline__ explicit HeadLoader(const DecodeParams& params)
-      : p(params), first(make_uint4(0, 0, 0, 0)) {
-    if (static_cast<int>(threadIdx.x) < p.kv_heads * kQuads) first = Read(threadIdx.x);
+      : p(params), first(make_uint4(0, 0, 0, 0)), tile_quad(make_uint4(0, 0, 0, 0)), prefix(0) {
+    if (thread < p.kv_heads * kQuads) first = Read(thread);
+    if (thread <= p.batch) prefix = __ldg(p.tile_prefix + thread);
+    if (thread < kTileQuads) tile_quad = __ldg(reinterpret_cast<const uint4*>(&tile_constants) + thread);
   }
-  __device__ __forceinline__ void Store(SharedHead<kFew>* heads, int* tile_prefix) const {
+  /// tile_constants_to: null where they are not wanted
+  __device__ __forceinline__ void Store(SharedHead<kFew>* heads, int* tile_prefix,
+                                        TileConstantsOfLanes* tile_constants_to) const {
     uint4* to = reinterpret_cast<uint4*>(heads);
-    if (static_cast<int>(threadIdx.x) < p.kv_heads * kQuads) to[threadIdx.x] = first;
+    if (thread < p.kv_heads * kQuads) to[thread] = first;
+    if (thread <= p.batch) tile_prefix[thread] = prefix;
+    if (tile_constants_to && thread < kTileQuads) {
+      reinterpret_cast<uint4*>(tile_constants_to)[thread] = tile_quad;
+    }
 #pragma unroll 1
-    for (int i = threadIdx.x + kThreads; i < p.kv_heads * kQuads; i += kThreads) to[i] = Read(i);
+    for (int i = thread + kThreads; i < p.kv_heads * kQuads; i += kThreads) to[i] = Read(i);
 #pragma unroll 1
-    for (int i = threadIdx.x; i <= p.batch; i += kThreads) tile_prefix[i] = __ldg(p.tile_prefix + i);
+    for (int i = thread + kThreads; i <= p.batch; i += kThreads) tile_prefix[i] = __ldg(p.tile_prefix + i);
   }
 
  private:
@@ -51,6 +66,11 @@ struct HeadLoader {
     return __ldg(quad < kFixedQuads ? fixed + quad : passes + (quad - kFixedQuads));
   }
 };
+
+/// WorkerSpan of a segment.
+__device__ __forceinline__ int2 SpanOf(const DecodeParams& p, const Segment& segment) {
+  return __ldg(reinterpret_cast<const int2*>(p.spans) + segment.sequence * p.work_heads + segment.head);
+}
 
 /// kBlocks 4: a warp takes whole tiles. 1: four warps share a tile (attention_tile.cuh) and a ring.
 /// kRope: rotates the newest token's rows and stores its key and value (FusedRope), instead of taking queries
@@ -71,23 +91,25 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex();
   const int team = warp / kTeam, block16 = warp % kTeam;
   const int blocks = p.cluster_blocks, blocks_shift = 31 - __clz(blocks);  // a power of two
-  const int worker = blockIdx.x >> blocks_shift, rank = blockIdx.x & (blocks - 1);
+  const int rank = blockIdx.x & (blocks - 1);
   const int stages = p.stages;
 
-  const int4 range0 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker));
-  const int4 range1 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker) + 1);
+  const int4* range = reinterpret_cast<const int4*>(p.ranges + (blockIdx.x >> blocks_shift));
+  const int4 range0 = __ldg(range), range1 = __ldg(range + 1);
   const HeadLoader<kFew, kThreads> head_loader(p);
   const SharedLayout layout =
-      SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean, kMean ? p.max_direct_units : 0, p.kv_heads,
-                        p.batch, p.query_layout.bytes, stages, p.stage_bytes, p.part_heads, blocks);
+      SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean,
+                        kMean ? p.max_direct_units : 0, p.kv_heads, p.batch, p.query_layout.bytes, stages, p.stage_bytes, p.part_heads, blocks);
   const uint32_t mean_barrier = SharedAddress(shared);
   const uint32_t full_barrier = mean_barrier + 16 + 8 * team * stages;
   int2* coded_tokens = reinterpret_cast<int2*>(shared + layout.coded_tokens);  // [begin, end) of the segment
-  int* inbox_phase =
-      reinterpret_cast<int*>(coded_tokens + 1);  // here: registers are lacking in the tile loop
+  // These are here because registers are lacking in the tile loop.
+  int* inbox_phase = reinterpret_cast<int*>(coded_tokens + 1);
+  int* own_worker = inbox_phase + 1;
   const uint32_t empty_barrier = full_barrier + 8 * kTeams * stages;  // only with teams
   SharedHead<kFew>* heads = reinterpret_cast<SharedHead<kFew>*>(shared + layout.heads);
   int* tile_prefix = reinterpret_cast<int*>(shared + layout.prefix);
+  auto& lane_constants = *reinterpret_cast<TileConstantsOfLanes*>(shared + layout.tile_constants);
   uint8_t* query = shared + layout.query;
   uint8_t* scratch = shared + layout.scratch;
   const uint8_t* ring = shared + layout.ring + static_cast<size_t>(team) * stages * p.stage_bytes;
@@ -105,6 +127,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     BarrierInit(mean_barrier, kCopyArrivals);
     BarrierInit(merge.inbox_barrier, 1);
     *inbox_phase = 0;
+    *own_worker = range1.z;
   }
   if (lane == 0 && block16 == 0) {
 #pragma unroll 1
@@ -117,13 +140,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const int begin = range0.x, end = range0.y;
   if (begin >= end) return;  // the whole cluster
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
+  // Of the current segment, asked for ahead of it.
+  CodeRange codes = CodesOf(p, start.sequence);
+  int2 span = SpanOf(p, start);
   using Mean = MeanBias<kHeadDim, kWarps, kFew, kBlocks>;
   uint8_t* mean_constants = shared + layout.mean;
   QueryTransform<kHeadDim, kWarps> query_transform;
   query_transform.Load(p, p.KvHead(start.head));
-  // Records do not depend on the kernel before this one; all else does. So the wait comes after the first
-  // copies are issued, or, where this kernel did not start early and the wait is over, before: queries come
-  // sooner. A kernel that stores the newest token itself waits after it has asked for exact tiles as well.
+  // Records, schedule and constants do not depend on the kernel before this one; queries do, and exact tiles
+  // where another kernel stores the newest token. So the wait comes when all that needs neither is on its way,
+  // or, where this kernel did not start early and the wait is over, before: queries come sooner.
   QueryFragments<kHeadDim> queries;
   RowLoads<kHeadDim, kWarps> new_rows;  // with kRope
   const auto load_rows = [&](const Segment& segment) {
@@ -147,22 +173,17 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
 
   // This team's tiles: positions first + step k.
   const int first = begin + rank * kTeams + team, step = blocks * kTeams;
-  if (first - begin < start.tiles - start.tile) {  // its page number, which the copy waits for
-    PrefetchToL2(p.block_table + start.sequence * p.max_pages + start.tile + (first - begin));
-  }
-  head_loader.Store(heads, tile_prefix);
+  const int stream_end = block16 == 0 ? end : begin;
+  const int first_page = FirstPage(p, begin, first, step, stream_end, start);
+  __syncwarp();  // the barriers are there
+  if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
+  head_loader.Store(heads, tile_prefix, &lane_constants);
   __syncthreads();
   if (kSm90 && blocks > 1) ClusterArriveRelaxed();  // the inbox is there
-  if (kMean) Mean::SendForConstants(p, p.KvHead(start.head), mean_constants, mean_barrier);
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, full_barrier, SharedAddress(ring), begin,
-                                        first, step, block16 == 0 ? end : begin, start);
-  if (kSm90 && !kRope && p.early) {
-    WaitForPreviousKernel();
-    load_rows(start);
-  }
-
+                                        first, step, stream_end, start, first_page);
   TileConstants constants;
-  if (!kMean) constants = TileConstants::Load();
+  if (!kMean) constants = TileConstants::Load(lane_constants);
 
   // Where registers are lacking the two phases share one (bit 0 the ring's, bit 1 the mean's), and on
   // sm_80 a record's address is computed.
@@ -172,10 +193,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const uint8_t* record = ring;  // of the stage
 #pragma unroll 1
   for (;;) {
-    const CodeRange codes = CodesOf(p, current.sequence);
     const int coded_end = codes.end, tile0 = current.tile, segment_end = min(end, x + current.tiles - tile0);
     const int pair = current.sequence * p.work_heads + current.head, kv_head = p.KvHead(current.head);
-    const int2 span = __ldg(reinterpret_cast<const int2*>(p.spans + pair));  // WorkerSpan
     const HeadHeader& header = heads[kv_head].header;
     const int4* passes = reinterpret_cast<const int4*>(heads[kv_head].passes);
     const bool coded = codes.any();
@@ -191,48 +210,62 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
                  first_phases);
     };
     if (kMean && Mean::kStartsEarly) start_mean();
-    const int length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
+    const QueryHead query_head = {header.key_units, heads[kv_head].group, heads[kv_head].passes};
+    const QueryPlaces<kHeadDim, kWarps, kFew> query_places(p, query_head, query);
 
-    const int sharers = span.y * blocks, first_exact = sharers - 1 - ((worker - span.x) * blocks + rank);
+    const int sharers = span.y * blocks, first_exact = sharers - 1 - ((*own_worker - span.x) * blocks + rank);
     ExactLoads<kHeadDim, kWarps> exact;
     // Otherwise registers are lacking.
     constexpr bool kEarlyKeys = kHeadDim <= 128 && (kWarps <= 8 || (kSm90 && !kMean));
     constexpr bool kEarlyValues = kEarlyKeys && (kBlocks == 4 || kFew || !kMean);
-    if (kEarlyKeys && (kRope || p.exact_tiles > 0)) {
+    int length;
+    const auto load_exact = [&] {
+      length = p.exact_tiles > 0 ? p.length[current.sequence] : 0;
+      if (!kEarlyKeys || (!kRope && p.exact_tiles == 0)) return;
       exact.Find(p, current.sequence, kv_head, coded_end, length, first_exact);
       exact.LoadKeys();
       if (kEarlyValues) exact.LoadValues();
-    }
+    };
+    // The first segment (and others before the warp's first tile: once more does no harm). The condition is
+    // uniform, but not kept in a register; nor is `begin`.
+    const auto waits = [&] {
+      return kSm90 && k == 0 && __shfl_sync(~0u, Fresh(static_cast<int>(p.early)), 0);
+    };
     if constexpr (kRope) {
+      load_exact();
       new_rows.Turn(p, current.sequence);
-      // The first segment (and others before the warp's first tile: once more does no harm). The condition is
-      // uniform, but not kept in a register; nor is `begin`.
-      if (kSm90 && k == 0 && __shfl_sync(~0u, Fresh(static_cast<int>(p.early)), 0)) {
-        new_rows.WaitAndLoad(p, current.sequence, current.head);
+      if (waits()) new_rows.WaitAndLoad(p, current.sequence, current.head);
+    } else {
+      if (waits()) {
+        WaitForPreviousKernel();
+        load_rows(current);
       }
+      load_exact();
     }
     const auto query_words = [&] {
       if constexpr (kRope) return QueryWords{token_rows.query[0], Rows::kWords};
       return QueryWords{QueriesOf(p, current.sequence, RowsOf(p, current.head)), kHeadDim / 2};
     };
+    typename Mean::Factors factors;
+    if (kMean) factors = mean.LoadFactors(kSparing ? ring_phase >> 1 : mean_phase, header);
+    if constexpr (kRope) {
+      new_rows.Store(p, current.sequence, current.head, token_rows);
+      __syncthreads();
+      queries.Load(token_rows.query[0], Rows::kWords, RowsOf(p, current.head).count);
+    } else if (kMean && warp == kWarps - 1) {
+      queries.Store(token_rows.query[0], Rows::kWords, kSlots);
+    }
     PrepareQueries<kHeadDim, kWarps, kFew, kMean || (kRope && kSm90)>(
-        p, current.head, QueryHead{header.key_units, heads[kv_head].group, heads[kv_head].passes},
-        query_transform, *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch), query,
-        [&] {
-          typename Mean::Factors factors;
-          if (kMean) factors = mean.LoadFactors(kSparing ? ring_phase >> 1 : mean_phase, header);
-          const int count = RowsOf(p, current.head).count;
-          if constexpr (kRope) {
-            new_rows.Store(p, current.sequence, current.head, token_rows);
-            __syncthreads();
-            queries.Load(token_rows.query[0], Rows::kWords, count);
+        p, current.head, query_head, query_transform, query_places, queries,
+        *reinterpret_cast<QueryScratch<kHeadDim>*>(shared + layout.query_scratch), query, [&] {
+          if (kMean) {
+            mean.StoreFactors(factors, header, {token_rows.query[0], Rows::kWords},
+                              RowsOf(p, current.head).count);
           }
-          if (kMean) mean.StoreFactors(factors, header, query_words(), count);
-          return queries;
         });
     if (kMean) (kSparing ? ring_phase : mean_phase) ^= kSparing ? 2 : 1;
     __syncthreads();
-    if (span.x == worker && rank == 0) {  // for whoever checks the rounding
+    if (span.x == *own_worker && rank == 0) {  // for whoever checks the rounding
       uint4* to = reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(pair) * p.query_layout.bytes);
 #pragma unroll 1
       for (int i = thread; i < p.query_layout.bytes / 16; i += kThreads) {
@@ -258,9 +291,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     }
     if (kMean && !Mean::kStartsEarly) start_mean();
     constexpr bool kLastConstants = !kSm90 && kWarps > 8 && !kFew;
-    if (kMean && !kLastConstants) constants = TileConstants::Load();  // not earlier: registers
+    if (kMean && !kLastConstants) constants = TileConstants::Load(lane_constants);  // not earlier: registers
     if (kMean && coded) mean.Begin(first_phases);
-    if (kMean && kLastConstants) constants = TileConstants::Load();
+    if (kMean && kLastConstants) constants = TileConstants::Load(lane_constants);
 
     WarpAttention<kHeadDim, kFew> state;
     state.Clear();
@@ -332,15 +365,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     if (kSm90 && blocks > 1) {
       if (x == begin) ClusterWait();  // for the others' inboxes
       if (thread == 0 && finished_heads > 0) {
-        BarrierExpect(merge.inbox_barrier, blocks * finished_heads * kinds * kRow * 4);
+        BarrierExpect(merge.inbox_barrier, (blocks - 1) * finished_heads * kinds * kRow * 4);
       }
       SendRows<kWarps, kHeadDim, kSlots>(merge, rank, blocks_shift, columns, rows.count, kinds);
       if (finished_heads > 0) BarrierWait(merge.inbox_barrier, *inbox_phase);
     }
     if (finished_heads > 0) {
-      MergeCluster<kWarps, kHeadDim>(blocks > 1 ? merge.inbox : merge.part, 2 * columns * kRow,
-                                     (blocks > 1 ? columns : kSlots) * kRow, blocks, finished_heads,
-                                     p.exact_tiles > 0, header.value_scale, merged);
+      MergeCluster<kWarps, kHeadDim, kSlots>(merge, rank, blocks, columns, finished_heads, p.exact_tiles > 0,
+                                             header.value_scale, merged);
     }
     __syncthreads();
     if (thread == 0 && finished_heads > 0) *inbox_phase ^= 1;
@@ -349,6 +381,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
       __half* out =
           reinterpret_cast<__half*>(p.out) +
           (static_cast<size_t>(current.sequence) * p.kv_heads * p.query_heads + rows.first) * kHeadDim;
+      const int worker = *own_worker;
       const size_t slot = static_cast<size_t>(pair) + worker;
       const bool whole = span.y == 1, merges = span.x == worker;
       const uint32_t flag = schedule_step * kMaxLaunchesAStep + p.launch;
@@ -378,6 +411,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
     x = segment_end;
     if (x >= end) return;
     current.Next(p, tile_prefix);
+    codes = CodesOf(p, current.sequence);
+    span = SpanOf(p, current);
     query_transform.Load(p, p.KvHead(current.head));
     load_rows(current);
     if (kMean) Mean::SendForConstants(p, p.KvHead(current.head), mean_constants, mean_barrier);

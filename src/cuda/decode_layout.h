@@ -31,9 +31,12 @@ constexpr int HeadsABlock(int part_heads, int cluster_blocks) {
   return (part_heads + cluster_blocks - 1) / cluster_blocks;
 }
 
+/// Size of TileConstantsOfLanes (attention_tile.cuh).
+constexpr int kTileConstantsBytes = 10 * 32 * 4;
+
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
-  int coded_tokens, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
+  int coded_tokens, tile_constants, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
       part, rows, exact_states, inbox, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
@@ -43,8 +46,10 @@ struct SharedLayout {
     SharedLayout s{};
     const int slots = few ? kFewQueryHeads : kMaxQueryHeads, rings = warps / warps_a_tile;
     // Barriers: the mean's constants; the inbox; full, empty a stage.
-    s.coded_tokens = (2 + 2 * rings * stages) * 8;  // then the inbox's phase
-    int at = AlignShared(s.coded_tokens + 12);
+    s.coded_tokens = (2 + 2 * rings * stages) * 8;  // then the inbox's phase, the worker's number
+    int at = AlignShared(s.coded_tokens + 16);
+    s.tile_constants = at;
+    at += kTileConstantsBytes;
     s.heads = at;
     at +=
         AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));
@@ -57,12 +62,12 @@ struct SharedLayout {
     at += MaxKeyUnits(head_dim) * 8 * 4;
     s.mean = at;  // MeanConstants of a head
     if (mean) at += AlignShared(MeanConstants::Bytes(head_dim, direct_units));
-    // Used in turn: ExactScratch, the mean's tiles [warps][kBatchTiles] (behind these two its factors), the
+    // Used in turn: ExactScratch, the mean's tiles [warps][MeanTiles] (behind these two its factors), the
     // warps' outputs [warps][head_dim][slots], MergedOutput.
     s.scratch = at;
     int scratch_bytes = warps * slots * head_dim * 4;
     if (mean) {
-      const int tile_bytes = warps * kBatchTiles * MeanTileWords(few, direct_units) * 4;
+      const int tile_bytes = warps * MeanTiles(warps, few) * MeanTileWords(few, direct_units) * 4;
       const int first_bytes = AlignShared(std::max(ExactScratchBytes(head_dim, slots), tile_bytes));
       s.factors = at + first_bytes;
       scratch_bytes = std::max(scratch_bytes, first_bytes + FactorBytes(head_dim, few));
@@ -77,7 +82,7 @@ struct SharedLayout {
     s.part = AlignShared(at);  // [2][slots] rows: of codes, of exact tiles
     s.rows = s.part;           // NewRows, until the warps' sum of codes takes their place
     at = s.part + 2 * slots * MergeRow(head_dim) * 4;
-    s.inbox = at;  // [blocks][2][heads a block] rows, from the cluster's blocks
+    s.inbox = at;  // [blocks][2][heads a block] rows, from the cluster's other blocks
     if (cluster_blocks > 1) {
       at += 2 * cluster_blocks * HeadsABlock(part_heads, cluster_blocks) * MergeRow(head_dim) * 4;
     }

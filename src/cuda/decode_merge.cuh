@@ -21,7 +21,7 @@ struct MergeShared {
   SoftmaxState* warp_states;  // [warps][slots]
   float* weights;             // [warps][slots]
   float* part;                // [2][slots] rows (MergeRow): of coded tokens, of exact ones
-  float* inbox;               // [blocks][2][heads a block] rows, from the cluster's blocks
+  float* inbox;               // [blocks][2][heads a block] rows, from the cluster's other blocks
   uint32_t inbox_barrier;
 };
 
@@ -109,7 +109,8 @@ __device__ __forceinline__ void MergeWarps(const WarpAttention<kHeadDim, kFew>& 
   FenceAsyncProxy();
 }
 
-/// Sends this block's rows of `heads` query heads, of kinds 0 .. kinds - 1, to the blocks that finish them.
+/// Sends this block's rows of `heads` query heads, of kinds 0 .. kinds - 1, to the other blocks that finish
+/// them; its own stay where they are.
 template <int kWarps, int kHeadDim, int kSlots>
 __device__ __forceinline__ void SendRows(const MergeShared& m, int rank, int blocks_shift, int columns,
                                          int heads, int kinds) {
@@ -122,6 +123,7 @@ __device__ __forceinline__ void SendRows(const MergeShared& m, int rank, int blo
     const int kind = i / kSlots, head = i % kSlots;
     if (head >= heads) continue;
     const int to = head & ((1 << blocks_shift) - 1), column = head >> blocks_shift;
+    if (to == rank) continue;
     BulkCopyToBlock(ClusterAddress(inbox + ((2 * rank + kind) * columns + column) * kRowBytes, to),
                     part + i * kRowBytes, kRowBytes, ClusterAddress(m.inbox_barrier, to));
   }
@@ -131,45 +133,50 @@ __device__ __forceinline__ void SendRows(const MergeShared& m, int rank, int blo
 struct ClusterSum {
   float value, largest, total;
 };
-/// row: of the first block; stride: floats to the next one's
+/// own: this block's row, of rank `rank`; row: what the first block sent; stride: floats to the next one's
 template <int kHeadDim>
-__device__ __forceinline__ ClusterSum SumCluster(const float* row, int stride, int d, int blocks) {
+__device__ __forceinline__ ClusterSum SumCluster(const float* own, int rank, const float* row, int stride,
+                                                 int d, int blocks) {
   const int lane = threadIdx.x & 31;
+  const auto row_of = [&](int r) { return r == rank ? own : row + r * stride; };
   SoftmaxState s = {kNoLogit, 0};
-  if (lane < blocks) s = *reinterpret_cast<const SoftmaxState*>(row + lane * stride + kHeadDim);
+  const int block = lane & (kMaxClusterBlocks - 1);  // each half of the warp has all of them
+  if (block < blocks) s = *reinterpret_cast<const SoftmaxState*>(row_of(block) + kHeadDim);
   ClusterSum sum = {0, s.largest, 0};
 #pragma unroll
   for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) {
     sum.largest = fmaxf(sum.largest, __shfl_xor_sync(~0u, sum.largest, o));
   }
-  sum.largest = __shfl_sync(~0u, sum.largest, 0);
   const float weight = Exp2(s.largest - sum.largest);
   sum.total = s.sum * weight;
 #pragma unroll
   for (int o = kMaxClusterBlocks / 2; o > 0; o >>= 1) sum.total += __shfl_xor_sync(~0u, sum.total, o);
-  sum.total = __shfl_sync(~0u, sum.total, 0);
-#pragma unroll 4
-  for (int r = 0; r < blocks; ++r) {
-    sum.value = fmaf(row[r * stride + d], __shfl_sync(~0u, weight, r), sum.value);
+#pragma unroll 1
+  for (int r0 = 0; r0 < blocks; r0 += 8) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {  // past the last block: its weight is zero, the row counts as the first
+      const float w = __shfl_sync(~0u, weight, r0 + i);
+      sum.value = fmaf(r0 + i < blocks ? row_of(r0 + i)[d] : 0.0f, w, sum.value);
+    }
   }
   return sum;
 }
 
 /// Merges the cluster's blocks for the `heads` query heads that this block finishes: coded and exact tokens
-/// apart, each by warps of their own. rows: of coded tokens [heads] in the order of heads, exact_offset
-/// floats before those of exact ones; stride: floats to the next block's
-template <int kWarps, int kHeadDim>
-__device__ __forceinline__ void MergeCluster(const float* rows, int stride, int exact_offset, int blocks,
+/// apart, each by warps of their own. columns: heads that a block of the cluster finishes at most
+template <int kWarps, int kHeadDim, int kSlots>
+__device__ __forceinline__ void MergeCluster(const MergeShared& m, int rank, int blocks, int columns,
                                              int heads, bool exact, float value_scale,
                                              MergedOutput<kHeadDim>& merged) {
-  constexpr int kChunks = kHeadDim / 32;
+  constexpr int kChunks = kHeadDim / 32, kRow = MergeRow(kHeadDim);
   const int lane = threadIdx.x & 31, warp = WarpIndex(), tasks = heads * kChunks;
 #pragma unroll 1
   for (int i = warp; i < (exact ? 2 : 1) * tasks; i += kWarps) {
     const int kind = i >= tasks ? 1 : 0, task = i - kind * tasks;  // kind 1: exact tokens
     const int column = task / kChunks, d = task % kChunks * 32 + lane;
     const ClusterSum sum =
-        SumCluster<kHeadDim>(rows + kind * exact_offset + column * MergeRow(kHeadDim), stride, d, blocks);
+        SumCluster<kHeadDim>(m.part + (kind * kSlots + rank + column * blocks) * kRow, rank,
+                             m.inbox + (kind * columns + column) * kRow, 2 * columns * kRow, d, blocks);
     const float value = sum.total > 0 ? sum.value * __fdividef(kind ? 1.0f : value_scale, sum.total) : 0.0f;
     if (kind) {
       merged.exact[column][d] = value;

@@ -99,9 +99,9 @@ struct CodeRange {
 
 /// Tiles [begin, end) of one worker, counted over all (sequence, work head, tile); its first is tile `tile`
 /// of those before `tiles` of (sequence, head), from CodeRange::first_tile on. A sequence without codes
-/// counts one tile a head, so that some worker writes its output.
+/// counts one tile a head, so that some worker writes its output. Workers are numbered in the order of tiles.
 struct alignas(16) WorkRange {
-  int32_t begin, end, sequence, head, tile, tiles, spare[2];
+  int32_t begin, end, sequence, head, tile, tiles, worker, spare;
 };
 /// Workers whose ranges touch a (sequence, work head): [first, first + count), none of them empty.
 struct alignas(8) WorkerSpan {
@@ -178,7 +178,7 @@ struct DecodeParams {
   // Scratch of the step, shared by its layers.
   QueryBlockLayout query_layout;
   uint8_t* query_blocks;       // [batch * work_heads][query_layout.bytes]
-  const WorkRange* ranges;     // [workers]
+  const WorkRange* ranges;     // [workers], in the order in which they start
   const int32_t* tile_prefix;  // [batch + 1] tiles of earlier sequences, of one head
   const WorkerSpan* spans;     // [batch * work_heads]
 

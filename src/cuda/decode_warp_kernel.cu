@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   BarrierInitFence();
   const int4 range0 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker));
   const int4 range1 = __ldg(reinterpret_cast<const int4*>(p.ranges + worker) + 1);
-  HeadLoader<kFew, kThreads>(p).Store(heads, tile_prefix);
+  HeadLoader<kFew, kThreads>(p).Store(heads, tile_prefix, nullptr);
   // The combine kernel's matrices, which it would otherwise wait for: each block asks for a share of them.
   const int lines = p.kv_heads * kHeadDim * kHeadDim / 64;
   for (int i = blockIdx.x * kThreads + thread; i < lines; i += gridDim.x * kThreads) {
@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   if (begin >= end) return;
   const Segment start = {range0.z, range0.w, range1.x, range1.y};
   RecordStream<SharedHead<kFew>> stream(p, heads, tile_prefix, ring_barrier, SharedAddress(ring), begin,
-                                        begin, 1, end, start);
+                                        begin, 1, end, start,
+                                        FirstPage(p, begin, begin, 1, end, start));
 
   Segment query_segment = start;
   int query_at = begin, queries_loaded = 0;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1) WarpWorkerKernel(const __grid_con
   load_queries();
   load_queries();
 
-  const TileConstants constants = TileConstants::Load();
+  const TileConstants constants = TileConstants::Load(tile_constants);
   Segment current = start;
   int x = begin, k = 0, stage = 0, ring_phase = 0, segment = 0;
   const uint8_t* record = ring;  // of the stage

@@ -36,13 +36,16 @@ class MeanBias {
  public:
   static constexpr int kHeads = kFew ? 1 : 2, kGroups = kFew ? 1 : 2;
   static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
+  static constexpr int kTiles = MeanTiles(kWarps, kFew);
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
-  /// Otherwise registers are lacking.
-  static constexpr bool kStartsEarly = kWarps <= 8 && kHeadDim <= 128;
+  /// Registers are lacking.
+  static constexpr bool kSparing = kWarps > 8 || kHeadDim > 128;
+  static constexpr bool kStartsEarly = kHeadDim <= 128 && kWarps <= 8;
   /// Slots whose phases are there when a batch is begun.
   static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), 2);
   /// The same for a warp's first batch, whose phases are on their way while the queries are prepared.
   static constexpr int kHeldAtStart = !kStartsEarly          ? kHeld
+                                      : kWarps > 8 ? std::min(SeriesSlots(kHeadDim, 0), kFew ? 3 : 1)
                                       : kFew || kBlocks == 1 ? SeriesSlots(kHeadDim, 0)
                                                              : std::min(SeriesSlots(kHeadDim, 0), 3);
   /// Groups of 4 query heads that one pass over a batch's phases serves: all, where there are registers and a
@@ -52,17 +55,18 @@ class MeanBias {
   /// Parts (ComputeSeriesPart) of a pass over a batch that warps share, for warps of their own.
   static constexpr int kParts = kWarps <= 8 && kHeadDim <= 128 ? 2 : 1;
   static constexpr int kSharedTasks = kPasses * kParts;  // of a batch
-  /// Slots whose phases may be on their way: all, where there are registers.
+  /// Slots whose phases may be on their way: all, where there are registers, as before the first tile.
   static constexpr int kMostHeld = kFew || (kBlocks == 4 && kWarps <= 8) ? SeriesSlots(kHeadDim, 0)
                                    : kWarps <= 8                         ? 2
                                                                          : 1;
+  static constexpr int kMostHeldAtStart = kHeadDim <= 128 ? SeriesSlots(kHeadDim, 0) : kMostHeld;
   template <int kSlots>
-  using PhasesOf = BatchPhases<kHeadDim, kSlots, !kStartsEarly>;
+  using PhasesOf = BatchPhases<kHeadDim, kSlots, kSparing>;
   using Phases = PhasesOf<kHeldAtStart>;
   using Logits = float[2 * kBlocks * kHeads];
 
   /// Shared memory (SharedLayout): constants of the head, factors, tiles
-  /// [kWarps][kBatchTiles][MeanTileWords].
+  /// [kWarps][kTiles][MeanTileWords].
   __device__ __forceinline__ MeanBias(const DecodeParams& params, uint8_t* constants, uint8_t* factors,
                                       uint8_t* tiles, uint32_t barrier)
       : p(params),
@@ -94,9 +98,10 @@ class MeanBias {
     more_ = header.direct_units > 1;
     first_tile_ = tiles.base + tiles.step * round + team;
     first_round_ = round;
-    // Batches of different warps should not coincide, which costs some warps one batch more.
-    constexpr int kManyRounds = 3 * kBatchTiles;
-    batch_end_ = Shared() ? 1 << 30 : round + kBatchTiles - (Rounds() > kManyRounds ? team % kBatchTiles : 0);
+    // Batches of different warps should not coincide: where they are many, that may cost some warps one more.
+    constexpr int kManyRounds = 3 * kTiles;
+    const int spare = Rounds() > kManyRounds ? kTiles - 1 : InRing(-Rounds());
+    batch_end_ = Shared() ? 1 << 30 : round + kTiles - min(InRing(team), spare);
     LoadBatch(phases, warp);
   }
 
@@ -134,7 +139,8 @@ class MeanBias {
 #pragma unroll 1
     for (int task = shared ? warp : 0; task < end; task += step) {
       if (shared && task != warp) LoadBatch(phases, task);
-      Compute(phases, shared ? SharedTile(task) : TileAt(warp, first_round_ + Row()), task % kPasses);
+      Compute<kMostHeldAtStart>(phases, shared ? SharedTile(task) : TileAt(warp, first_round_ + Row()),
+                                task % kPasses);
     }
     if (shared) {
       __syncthreads();
@@ -147,19 +153,22 @@ class MeanBias {
   /// round, tile: of the warp's next tile, which the segment has
   __device__ __forceinline__ void NextBatch(int round, int tile) {
     if (__builtin_expect(round != batch_end_, 1)) return;
-    batch_end_ += kBatchTiles;
+    batch_end_ += kTiles;
     PhasesOf<kHeld> phases;
-    phases.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * i; });
-    phases.Prefetch(p, segment_.tiles - 1, [&](int i) { return tile + segment_.step * (i + kBatchTiles); });
+    phases.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * InRing(i); });
+    phases.Prefetch(p, segment_.tiles - 1,
+                    [&](int i) { return tile + segment_.step * (InRing(i) + kTiles); });
     __syncwarp();
 #pragma unroll 1
-    for (int pass = 0; pass < kPasses; ++pass) Compute(phases, TileAt(WarpIndex(), round + Row()), pass);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      Compute<kMostHeld>(phases, TileAt(WarpIndex(), round + Row()), pass);
+    }
     __syncwarp();
   }
 
   /// logit becomes the bias of a tile, as AttendTile has its logits, but for what AddMore adds.
   __device__ __forceinline__ void Set(Logits& logit, int round, int block) const {
-    const int at = (round & (kBatchTiles - 1)) * TileWords();
+    const int at = InRing(round) * TileWords();
     const DirectUnit unit = LoadDirect(0, at, block);
     const uint4* a = Constants(block);
     float c[kProducts][kRows][4];
@@ -187,7 +196,7 @@ class MeanBias {
       }
 #pragma unroll 1
       for (int u = 1; u < header_->direct_units; ++u) {
-        AddDirect(c, LoadDirect(u, (round & (kBatchTiles - 1)) * TileWords(), block));
+        AddDirect(c, LoadDirect(u, InRing(round) * TileWords(), block));
       }
       Exchange<true>(logit, c, block);
     }
@@ -258,10 +267,13 @@ class MeanBias {
     }
   }
 
+  /// The place of a round, or of row i of a warp's own batch: with room for half of one its other rows are the
+  /// same tiles again.
+  static __device__ __forceinline__ int InRing(int round) { return round & (kTiles - 1); }
   __device__ __forceinline__ int TileWords() const { return MeanTileWords(kFew, p.max_direct_units); }
   /// What a tile of round `round` has; `owner`: a team, where the warps share batches, or a warp.
   __device__ __forceinline__ uint32_t* TileAt(int owner, int round) const {
-    return tiles_ + (owner * kBatchTiles + (round & (kBatchTiles - 1))) * TileWords();
+    return tiles_ + (owner * kTiles + InRing(round)) * TileWords();
   }
   static __device__ __forceinline__ int Row() { return Fresh(threadIdx.x >> 2 & 7); }
   /// Of this lane, where the warps share batches.
@@ -270,8 +282,9 @@ class MeanBias {
     return TileAt(index % kTeams, segment_.first_round + index / kTeams);
   }
   __device__ __forceinline__ int Rounds() const { return segment_.end_round - segment_.first_round; }
-  /// Whether the block's batches are shared by its warps, because a warp has no more tiles than one batch.
-  __device__ __forceinline__ bool Shared() const { return Rounds() <= kBatchTiles; }
+  /// Whether the block's batches are shared by its warps, because a warp has no more tiles than there is room
+  /// for.
+  __device__ __forceinline__ bool Shared() const { return Rounds() <= kTiles; }
   /// Of the batches together, where they are shared.
   __device__ __forceinline__ int Tasks() const {
     return (Rounds() * kTeams + kBatchTiles - 1) / kBatchTiles * kSharedTasks;
@@ -282,16 +295,16 @@ class MeanBias {
     const auto tile_of = [&](int i) {
       const int index = task / kSharedTasks * kBatchTiles + i;
       return shared ? segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams
-                    : first_tile_ + segment_.step * i;
+                    : first_tile_ + segment_.step * InRing(i);
     };
     phases.Load(p, *header_, segment_.tiles - 1, tile_of, shared && task % kParts == 1);
   }
   /// What a batch's tiles have for the heads of a pass, from the phases loaded. to: of this lane's tile
-  template <int kSlots>
+  template <int kMost, int kSlots>
   __device__ __forceinline__ void Compute(const PhasesOf<kSlots>& phases, uint32_t* to, int pass) const {
     if (pass == 0) phases.StoreDirect(*header_, to + CoefficientWords(kFew) + 4);
     const int group = pass * kGroupsAPass;
-    ComputeSeries<kHeadDim, kFew, kGroupsAPass, kMostHeld>(
+    ComputeSeries<kHeadDim, kFew, kGroupsAPass, kMost>(
         phases, header_->series_units, factors_ + group * FactorBytesOfGroup(kHeadDim), group, to);
   }
 

@@ -17,6 +17,10 @@ inline constexpr int kMaxDirectUnits = 16;  // of a head: all that a head dim of
 inline constexpr int kHalfTile = 32;        // tokens
 inline constexpr int kBatchTiles = 8;  // whose coefficients one warp computes at a time: 16 rows of a product
 
+/// Tiles of a warp whose part of the mean is in shared memory at a time: half a batch where there is no room
+/// for more, with 12 warps and more than 4 query heads.
+constexpr int MeanTiles(int warps, bool few) { return warps > 8 && !few ? kBatchTiles / 2 : kBatchTiles; }
+
 /// Degrees come in pairs, level n: 2 n and 2 n + 1.
 inline constexpr int kSeriesLevels = 7;
 

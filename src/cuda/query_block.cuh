@@ -77,6 +77,17 @@ struct QueryFragments {
   static constexpr int kSteps = kHeadDim / kUnitWidth;
   uint32_t b0[kSteps], b1[kSteps];
 
+  /// To the first `count` rows. Every lane of a warp calls it.
+  __device__ __forceinline__ void Store(uint32_t* rows, int row_words, int count) const {
+    const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
+    if (g >= count) return;
+    uint32_t* q = rows + g * row_words + tq;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      q[8 * k] = b0[k];
+      q[8 * k + 4] = b1[k];
+    }
+  }
   /// rows: `count` of them, row_words apart.
   __device__ __forceinline__ void Load(const uint32_t* rows, int row_words, int count) {
     const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
@@ -89,38 +100,53 @@ struct QueryFragments {
   }
 };
 
-/// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes
-/// are ready after the next __syncthreads.
-/// load: gives the warp's QueryFragments; called late, so that they may be on their way
-/// kSparing: takes fewer registers where it is called in a loop
-template <int kHeadDim, int kWarps, bool kFew, bool kSparing = false, typename Load>
-__device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
-                                               const QueryTransform<kHeadDim, kWarps>& transform,
-                                               QueryScratch<kHeadDim>& scratch, uint8_t* block, Load load) {
-  constexpr int kSteps = kHeadDim / kUnitWidth;
-  constexpr int kUnitsAWarp = (MaxKeyUnits(kHeadDim) + kWarps - 1) / kWarps;
-  const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
-  const QueryRows rows = RowsOf(p, work_head);
-  uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
-#pragma unroll 1
-  for (int i = thread; i < p.query_layout.bytes / 16; i += kWarps * 32) words[i] = make_uint4(0, 0, 0, 0);
-  // While the queries are on their way: the units' groups, and their first passes in the list of the layout.
+/// What PrepareQueries does before the queries are there.
+template <int kHeadDim, int kWarps, bool kFew>
+struct QueryPlaces {
+  static constexpr int kUnitsAWarp = (MaxKeyUnits(kHeadDim) + kWarps - 1) / kWarps;
+  // Of the warp's units: their groups, and these groups' first passes in the list of the layout.
   KeyGroup group[kUnitsAWarp];
   int pass[kUnitsAWarp];
-#pragma unroll
-  for (int i = 0; i < kUnitsAWarp; ++i) {
-    const int u = min(warp + i * kWarps, head.key_units - 1);
-    pass[i] = 0;
-    int index = 0;
+
+  /// Every thread of the block calls it, when nobody reads `block` any more.
+  __device__ __forceinline__ QueryPlaces(const DecodeParams& p, const QueryHead& head, uint8_t* block) {
+    uint4* words = reinterpret_cast<uint4*>(block);  // zero where no head is
 #pragma unroll 1
-    for (;; ++index) {
-      group[i] = head.group[index];
-      if (u < group[i].first_unit + group[i].units) break;
-      pass[i] += !kFew && group[i].width >= LowQueryWidth(false) ? 2 : 1;
+    for (int i = threadIdx.x; i < p.query_layout.bytes / 16; i += kWarps * 32) {
+      words[i] = make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnitsAWarp; ++i) {
+      const int u = min(WarpIndex() + i * kWarps, head.key_units - 1);
+      pass[i] = 0;
+      int index = 0;
+#pragma unroll 1
+      for (;; ++index) {
+        group[i] = head.group[index];
+        if (u < group[i].first_unit + group[i].units) break;
+        pass[i] += !kFew && group[i].width >= LowQueryWidth(false) ? 2 : 1;
+      }
     }
   }
+};
 
-  const QueryFragments<kHeadDim> queries = load();
+/// Fills the query block `block` (QueryBlockLayout). Every thread of the block calls it; the block's bytes
+/// are ready after the next __syncthreads.
+/// meanwhile: other work on what the block left in shared memory before, called behind a barrier
+/// kSparing: takes fewer registers where it is called in a loop
+template <int kHeadDim, int kWarps, bool kFew, bool kSparing = false, typename Meanwhile>
+__device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_head, const QueryHead& head,
+                                               const QueryTransform<kHeadDim, kWarps>& transform,
+                                               const QueryPlaces<kHeadDim, kWarps, kFew>& places,
+                                               const QueryFragments<kHeadDim>& queries,
+                                               QueryScratch<kHeadDim>& scratch, uint8_t* block,
+                                               Meanwhile meanwhile) {
+  constexpr int kSteps = kHeadDim / kUnitWidth;
+  constexpr int kUnitsAWarp = QueryPlaces<kHeadDim, kWarps, kFew>::kUnitsAWarp;
+  const int thread = threadIdx.x, lane = thread & 31, warp = WarpIndex(), g = lane >> 2, tq = lane & 3;
+  const QueryRows rows = RowsOf(p, work_head);
+  const auto& group = places.group;
+  const auto& pass = places.pass;
   float rotated[kUnitsAWarp][4];  // dims g, g (column + 1), g + 8, g + 8 of columns 2 tq, 2 tq + 1
   if (kSparing) {
 #pragma unroll
@@ -156,6 +182,7 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
     }
   }
   __syncthreads();
+  meanwhile();
 
 #pragma unroll
   for (int i = 0; i < kUnitsAWarp; ++i) {

@@ -22,12 +22,14 @@ __global__ void __launch_bounds__(kThreads) QueryPrepKernel(const __grid_constan
   QueryTransform<kHeadDim, kWarps> transform;
   transform.Load(p, kv_head);
   __syncthreads();
+  const QueryHead query_head = {head.header.key_units, head.group, head.few};
+  const QueryPlaces<kHeadDim, kWarps, true> places(p, query_head, block);
   WaitForPreviousKernel();
   QueryFragments<kHeadDim> queries;
   const QueryRows rows = RowsOf(p, work_head);
   queries.Load(QueriesOf(p, sequence, rows), kHeadDim / 2, rows.count);
-  PrepareQueries<kHeadDim, kWarps, true>(p, work_head, QueryHead{head.header.key_units, head.group, head.few},
-                                         transform, scratch, block, [&] { return queries; });
+  PrepareQueries<kHeadDim, kWarps, true>(p, work_head, query_head, transform, places, queries, scratch, block,
+                                         [] {});
   __syncthreads();
   uint4* out =
       reinterpret_cast<uint4*>(p.query_blocks + static_cast<size_t>(blockIdx.x) * p.query_layout.bytes);

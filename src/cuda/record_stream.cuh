@@ -25,6 +25,14 @@ struct Segment {
   }
 };
 
+/// The page of the tile at position first + step * lane, where it is one of the first segment's and below
+/// `end`: asked for before the rest of the block is ready. The segment starts at position `begin`.
+__device__ __forceinline__ int FirstPage(const DecodeParams& p, int begin, int first, int step, int end,
+                                         const Segment& segment) {
+  const int x = first + step * static_cast<int>(threadIdx.x & 31), tile = segment.tile + x - begin;
+  return x < end && tile < segment.tiles ? __ldg(p.block_table + segment.sequence * p.max_pages + tile) : 0;
+}
+
 /// Issues the copies of tiles at positions first + step * k (k = 0, 1, ...) of [begin, end). One warp runs
 /// it; lane k & 31 knows tile k, whose address it found a batch of 32 earlier. A tile of a sequence without
 /// codes completes its barrier (of kCopyArrivals) without bytes.
@@ -43,7 +51,7 @@ struct RecordStream {
   __device__ __forceinline__ RecordStream(const DecodeParams& params, const SharedHead* shared_heads,
                                           const int* prefix, uint32_t barrier, uint32_t stages, int begin,
                                           int first_position, int position_step, int range_end,
-                                          const Segment& start)
+                                          const Segment& start, int first_page)
       : p(params),
         heads(shared_heads),
         tile_prefix(prefix),
@@ -54,11 +62,11 @@ struct RecordStream {
         end(range_end),
         fetch_segment(start),
         fetch_at(begin) {
-    Fetch(0, address, bytes);
+    Fetch(0, first_page, begin, address, bytes);
     // One stage now, the rest when the first tile is there: a deeper first burst would queue every warp's
     // first tile behind the others' second.
     Copy(0, 0);
-    if (first + step * 32 < end) Fetch(32, next_address, next_bytes);
+    if (first + step * 32 < end) Fetch(32, 0, -1, next_address, next_bytes);
     next_copy = p.stages;
   }
 
@@ -78,14 +86,16 @@ struct RecordStream {
       address = next_address;
       bytes = next_bytes;
       next_bytes = -1;
-      if (first + step * (next_copy + 32) < end) Fetch(next_copy + 32, next_address, next_bytes);
+      if (first + step * (next_copy + 32) < end) Fetch(next_copy + 32, 0, -1, next_address, next_bytes);
     }
     Copy(next_copy & 31, stage);
     ++next_copy;
   }
 
  private:
-  __device__ __forceinline__ void Fetch(int k0, const uint8_t*& record, int& size) {
+  /// known_page: of a tile in the segment that starts at position known_at
+  __device__ __forceinline__ void Fetch(int k0, int known_page, int known_at, const uint8_t*& record,
+                                        int& size) {
     const int x = first + step * (k0 + static_cast<int>(threadIdx.x & 31));
     size = -1;
     record = nullptr;
@@ -98,7 +108,8 @@ struct RecordStream {
         s.Next(p, tile_prefix);
       }
       const HeadHeader& header = heads[p.KvHead(s.head)].header;
-      const int page = __ldg(p.block_table + s.sequence * p.max_pages + s.tile + (x - at));
+      const int page =
+          at == known_at ? known_page : __ldg(p.block_table + s.sequence * p.max_pages + s.tile + (x - at));
       const bool coded = CodesOf(p, s.sequence).any();
       record = p.pool + (coded ? page : 0) * p.page_bytes + header.record_offset;
       size = coded ? header.record_bytes : 0;

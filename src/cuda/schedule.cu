@@ -25,14 +25,32 @@ __device__ int LastNotAbove(const T* sorted, int n, T value) {
   return low;
 }
 
+// The first tile of worker `number` of `workers` that share a pair, of which the last `late` start about a
+// round of tiles late: they get a round less than the others, or as little less as leaves those their number of
+// rounds.
+__device__ int FirstTile(int tiles, int number, int workers, int late, int round_tiles) {
+  const int early = workers - late, most = (tiles + workers - 1) / workers;
+  const int rounds = (most + round_tiles - 1) / round_tiles;
+  const auto part = [](int all, int i, int n) {
+    return static_cast<int>(static_cast<int64_t>(all) * i / n);
+  };
+  if (late == 0 || early == 0 || rounds == 1) return part(tiles, number, workers);
+  const int late_tiles =
+      max(min((rounds - 1) * round_tiles, tiles / workers) * late, tiles - early * rounds * round_tiles);
+  if (number <= early) return part(tiles - late_tiles, number, early);
+  return tiles - late_tiles + part(late_tiles, number - early, late);
+}
+
 __global__ void __launch_bounds__(kThreads)
     ScheduleKernel(const int32_t* coded_end, const int32_t* length, int sinks, int window, int batch,
-                   int heads, int workers, int tiles_a_worker, bool whole_workers, WorkRange* ranges,
+                   int heads, int workers, int tiles_a_worker, WorkerTraits traits, WorkRange* ranges,
                    int32_t* tile_prefix, WorkerSpan* spans, uint32_t* step) {
   BGTQ_DYNAMIC_SHARED(int, 4, shared);
   int* prefix = shared;             // [batch + 1]
   int* bound = shared + batch + 1;  // [workers + 1] first tile of each worker
-  __shared__ int first_worker[kMaxWholeSpans + 1];
+  int* place = bound + workers + 1;  // [workers] in which it starts
+  __shared__ int first_worker[kMaxWholeSpans + 1], late_workers[kMaxWholeSpans];
+  __shared__ int first_late;  // place
   __shared__ bool whole;
   const int thread = threadIdx.x, pairs = batch * heads;
   if (thread == 0) ++*step;
@@ -60,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   const int used = min(workers, max(pairs, total / tiles_a_worker));  // at most `total`: a pair has a tile
   const float share = static_cast<float>(total) / used;
 
-  const bool try_whole = whole_workers && pairs <= used && pairs <= kMaxWholeSpans;
+  const bool try_whole = traits.whole && pairs <= used && pairs <= kMaxWholeSpans;
   if (try_whole) {
     for (int s = thread; s < pairs; s += kThreads) {
       const int b = s / heads;
@@ -69,12 +87,16 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (thread == 0) {
       float most = 0;
+      int merging = 0;
       first_worker[0] = 0;
       for (int s = 0; s < pairs; ++s) {
         const int b = s / heads, count = first_worker[s + 1];
         most = fmaxf(most, static_cast<float>(prefix[b + 1] - prefix[b]) / count);
         first_worker[s + 1] = first_worker[s] + count;
+        late_workers[s] = 0;
+        merging += count > 1;
       }
+      first_late = min(first_worker[pairs], max(0, traits.resident - merging));
       whole = first_worker[pairs] <= workers && most - share <= kSlackTiles * tiles_a_worker;
     }
   } else if (thread == 0) {
@@ -82,17 +104,32 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
+  for (int w = thread; w < workers; w += kThreads) {
+    int at = w;
+    if (whole && w < first_worker[pairs]) {  // by their numbers in their pairs
+      const int own = LastNotAbove(first_worker, pairs, w), number = w - first_worker[own];
+      at = 0;
+      for (int s = 0; s < pairs; ++s) {
+        const int count = first_worker[s + 1] - first_worker[s];
+        at += min(count, number) + (s < own && count > number);
+      }
+      if (at >= first_late) atomicAdd(&late_workers[own], 1);
+    }
+    place[w] = at;
+  }
+  __syncthreads();
   for (int w = thread; w <= workers; w += kThreads) {
     WorkRange r{};
     r.begin = total;
+    r.worker = w;
     if (whole) {
       if (w < first_worker[pairs]) {
         const int s = LastNotAbove(first_worker, pairs, w);
         r.sequence = s / heads;
         r.head = s % heads;
         r.tiles = prefix[r.sequence + 1] - prefix[r.sequence];
-        r.tile = static_cast<int>(static_cast<int64_t>(r.tiles) * (w - first_worker[s]) /
-                                  (first_worker[s + 1] - first_worker[s]));
+        r.tile = FirstTile(r.tiles, w - first_worker[s], first_worker[s + 1] - first_worker[s],
+                           late_workers[s], traits.round_tiles);
         r.begin = prefix[r.sequence] * heads + r.head * r.tiles + r.tile;
       }
     } else if (w < used) {
@@ -109,10 +146,10 @@ __global__ void __launch_bounds__(kThreads)
       r.tiles += first;
     }
     bound[w] = r.begin;
-    if (w < workers) ranges[w] = r;
+    if (w < workers) ranges[place[w]] = r;
   }
   __syncthreads();
-  for (int w = thread; w < workers; w += kThreads) ranges[w].end = bound[w + 1];
+  for (int w = thread; w < workers; w += kThreads) ranges[place[w]].end = bound[w + 1];
   for (int b = thread; b <= batch; b += kThreads) tile_prefix[b] = prefix[b];
   for (int s = thread; s < pairs; s += kThreads) {
     const int b = s / heads, tiles = prefix[b + 1] - prefix[b];
@@ -125,8 +162,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_st* stream) {
-  const size_t shared_bytes = sizeof(int) * (static_cast<size_t>(params.batch) + params.workers + 2);
+Status LaunchSchedule(const DecodeParams& params, const WorkerTraits& traits, CUstream_st* stream) {
+  const size_t shared_bytes = sizeof(int) * (static_cast<size_t>(params.batch) + 2 * params.workers + 2);
   if (shared_bytes > 40 * 1024) {
     return Status(ErrorCode::kUnsupported, "CUDA decode attention: a batch of " +
                                                std::to_string(params.batch) +
@@ -134,7 +171,7 @@ Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_s
   }
   return Launch("schedule", ScheduleKernel, 1, kThreads, shared_bytes, false, stream, params.coded_end,
                 params.length, params.sinks, params.window, params.batch, params.work_heads, params.workers,
-                params.cluster_blocks, whole_workers, const_cast<WorkRange*>(params.ranges),
+                params.cluster_blocks, traits, const_cast<WorkRange*>(params.ranges),
                 const_cast<int32_t*>(params.tile_prefix), const_cast<WorkerSpan*>(params.spans), params.step);
 }
 

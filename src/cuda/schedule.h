@@ -9,11 +9,19 @@ struct CUstream_st;
 
 namespace blockgtq::cuda {
 
+struct WorkerTraits {
+  /// Give every (sequence, head) whole workers where that unbalances them little; then no worker crosses a
+  /// border (one query preparation, one merge).
+  bool whole;
+  int round_tiles;  // tiles that a worker attends to at a time
+  int resident;     // workers that the device runs at once
+};
+
 /// Fills params.ranges, tile_prefix and spans from coded_end and, with a window, length: a sequence has the
 /// tiles of its CodeRange a work head, and one where nothing is coded. Counts params.step. A worker gets at
-/// least cluster_blocks tiles where there are more workers than pairs. whole_workers: give every (sequence,
-/// head) whole workers where that unbalances them little; then no worker crosses a border (one query
-/// preparation, one merge).
-Status LaunchSchedule(const DecodeParams& params, bool whole_workers, CUstream_st* stream);
+/// least cluster_blocks tiles where there are more workers than pairs. Whole workers start pair by pair, first
+/// ones first; the last ones, which wait until the workers that merge in the kernel before have ended, get about
+/// one round less.
+Status LaunchSchedule(const DecodeParams& params, const WorkerTraits& traits, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda
