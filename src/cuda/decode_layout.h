@@ -36,8 +36,8 @@ constexpr int kTileConstantsBytes = 10 * 32 * 4;
 
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
-  int coded_tokens, tile_constants, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors, states, weights,
-      part, rows, exact_states, inbox, ring, total;
+  int coded_tokens, tile_constants, heads, prefix, query, query_bytes, query_scratch, mean, scratch, factors,
+      states, weights, part, rows, exact_states, inbox, ring, total;
 
   /// mean: whether some head has one; direct_units: of the model's traits.
   static constexpr SharedLayout For(int warps, int warps_a_tile, int head_dim, bool few, bool mean,

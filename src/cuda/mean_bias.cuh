@@ -98,10 +98,12 @@ class MeanBias {
     more_ = header.direct_units > 1;
     first_tile_ = tiles.base + tiles.step * round + team;
     first_round_ = round;
-    // Batches of different warps should not coincide: where they are many, that may cost some warps one more.
+    // Batches of different warps should not coincide: where they are many, that may cost some warps one more. A
+    // few are as short as costs none at first, since then every warp of the device waits for its phases.
     constexpr int kManyRounds = 3 * kTiles;
-    const int spare = Rounds() > kManyRounds ? kTiles - 1 : InRing(-Rounds());
-    batch_end_ = Shared() ? 1 << 30 : round + kTiles - min(InRing(team), spare);
+    const int least = InRing(Rounds() - 1) + 1;
+    const int length = Rounds() > kManyRounds ? kTiles - InRing(team) : min(least + team % 3, kTiles);
+    batch_end_ = Shared() ? 1 << 30 : round + length;
     LoadBatch(phases, warp);
   }
 
@@ -155,7 +157,9 @@ class MeanBias {
     if (__builtin_expect(round != batch_end_, 1)) return;
     batch_end_ += kTiles;
     PhasesOf<kHeld> phases;
-    phases.Load(p, *header_, segment_.tiles - 1, [&](int i) { return tile + segment_.step * InRing(i); });
+    const int last_row = min(kTiles, segment_.end_round - round) - 1;
+    phases.Load(p, *header_, segment_.tiles - 1,
+                [&](int i) { return tile + segment_.step * min(InRing(i), last_row); });
     phases.Prefetch(p, segment_.tiles - 1,
                     [&](int i) { return tile + segment_.step * (InRing(i) + kTiles); });
     __syncwarp();
@@ -268,7 +272,7 @@ class MeanBias {
   }
 
   /// The place of a round, or of row i of a warp's own batch: with room for half of one its other rows are the
-  /// same tiles again.
+  /// same tiles again. Rows past the batch's end have its last tile's phases, whose coefficients nobody reads.
   static __device__ __forceinline__ int InRing(int round) { return round & (kTiles - 1); }
   __device__ __forceinline__ int TileWords() const { return MeanTileWords(kFew, p.max_direct_units); }
   /// What a tile of round `round` has; `owner`: a team, where the warps share batches, or a warp.
@@ -293,9 +297,9 @@ class MeanBias {
   __device__ __forceinline__ void LoadBatch(Phases& phases, int task) const {
     const bool shared = Shared();
     const auto tile_of = [&](int i) {
-      const int index = task / kSharedTasks * kBatchTiles + i;
+      const int index = min(task / kSharedTasks * kBatchTiles + i, Rounds() * kTeams - 1);
       return shared ? segment_.base + segment_.step * (segment_.first_round + index / kTeams) + index % kTeams
-                    : first_tile_ + segment_.step * InRing(i);
+                    : first_tile_ + segment_.step * min(InRing(i), batch_end_ - first_round_ - 1);
     };
     phases.Load(p, *header_, segment_.tiles - 1, tile_of, shared && task % kParts == 1);
   }

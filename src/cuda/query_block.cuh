@@ -236,11 +236,12 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
   // What makes the accumulators of a pass its dot products (with few heads, those of hi and lo together: in
   // the even columns, in steps of hi; rounding it to them is nothing beside what lo saves). Codes of 4 and 5
   // bits stand for n + 1/2: half the sum of q.
-#pragma unroll 1
-  for (int i = thread; i < (kFew ? kMaxGroups : kMaxPasses) * 8; i += kWarps * 32) {
-    const Pass& own = head.passes[i >> 3];
-    const int width = own.width, units = own.units;
-    if (width == 0) continue;
+  constexpr int kSumWarps = QueryBlockLayout::Passes(kFew) * 8 / 32;
+  static_assert(kSumWarps <= kWarps);
+  if (warp >= kSumWarps) return;
+  const Pass& own = head.passes[thread >> 3];
+  const int width = own.width, units = own.units;
+  if (width != 0) {
     const auto sum_of_column = [&](int column) {
       int sum = 0;
       const int4* q = reinterpret_cast<const int4*>(block + own.query * 4 + column * 16);  // 8 a unit
@@ -253,13 +254,13 @@ __device__ __forceinline__ void PrepareQueries(const DecodeParams& p, int work_h
       return static_cast<float>(sum);
     };
     constexpr float kLowStep = 1.0f / (1 << kLowBits);
-    const int column = i & 7;
+    const int column = thread & 7;
     float half_sum = 0;
     if (width == 4 || width == 5) {
       half_sum = 0.5f * sum_of_column(column);
       if (kFew) half_sum += 0.5f * kLowStep * sum_of_column(column | 1);
     }
-    reinterpret_cast<float*>(block + p.query_layout.offset)[i] =
+    reinterpret_cast<float*>(block + p.query_layout.offset)[thread] =
         rintf(half_sum) - kAccumulatorStartFloat * (kFew ? 1 + kLowStep : 1);
   }
 }
