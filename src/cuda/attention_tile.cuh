@@ -16,8 +16,8 @@
 namespace blockgtq::cuda {
 
 /// What the products need again and again. The compiler makes constants anew before each use, which was one
-/// instruction in eight of the tile loop, so it must not know these: they are loaded, and lane by lane, which
-/// keeps them out of the uniform registers.
+/// instruction in eight of the tile loop, so it must not know these: they are loaded, and from places that depend on the
+/// lane, which keeps them out of the uniform registers.
 struct TileConstantsOfLanes;
 struct TileConstants {
   LookUp tables;
@@ -30,34 +30,36 @@ struct TileConstants {
 };
 
 struct alignas(16) TileConstantsOfLanes {
-  uint32_t word[4][32];
-  int start[4][32], norm_offset[32], head_offset[32];
+  uint32_t word[4][4];  // the same for every lane: lane % 4
+  int start[4][4];      // the same
+  int norm_offset[8];   // lane / 4
+  int head_offset[4];   // lane % 4
 
   static constexpr TileConstantsOfLanes Make() {
     TileConstantsOfLanes c{};
-    for (int lane = 0; lane < 32; ++lane) {
-      c.word[0][lane] = kTable2;
-      c.word[1][lane] = kTable3Low;
-      c.word[2][lane] = kTable4Low;
-      c.word[3][lane] = 0x47000000;
-      for (auto& start : c.start) start[lane] = kAccumulatorStart;
-      c.norm_offset[lane] = 8 * (lane / 4);
-      c.head_offset[lane] = 8 * (lane % 4);
+    for (int t = 0; t < 4; ++t) {
+      c.word[0][t] = kTable2;
+      c.word[1][t] = kTable3Low;
+      c.word[2][t] = kTable4Low;
+      c.word[3][t] = 0x47000000;
+      for (auto& start : c.start) start[t] = kAccumulatorStart;
+      c.head_offset[t] = 8 * t;
     }
+    for (int g = 0; g < 8; ++g) c.norm_offset[g] = 8 * g;
     return c;
   }
 };
 static __device__ TileConstantsOfLanes tile_constants = TileConstantsOfLanes::Make();
 
 __device__ __forceinline__ TileConstants TileConstants::Load(const TileConstantsOfLanes& from) {
-  const int lane = threadIdx.x & 31;
+  const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
   const auto& word = from.word;
   const auto& start = from.start;
-  return {{word[0][lane], word[1][lane], word[2][lane]},
-          word[3][lane],
-          from.norm_offset[lane],
-          from.head_offset[lane],
-          {start[0][lane], start[1][lane], start[2][lane], start[3][lane]}};
+  return {{word[0][t], word[1][t], word[2][t]},
+          word[3][t],
+          from.norm_offset[g],
+          from.head_offset[t],
+          {start[0][t], start[1][t], start[2][t], start[3][t]}};
 }
 
 /// Whether the codes of the last block lie apart.

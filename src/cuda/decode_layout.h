@@ -32,7 +32,7 @@ constexpr int HeadsABlock(int part_heads, int cluster_blocks) {
 }
 
 /// Size of TileConstantsOfLanes (attention_tile.cuh).
-constexpr int kTileConstantsBytes = 10 * 32 * 4;
+constexpr int kTileConstantsBytes = 44 * 4;
 
 /// Byte offsets. warps_a_tile: 4 where warps share tiles, else 1.
 struct SharedLayout {
@@ -49,7 +49,7 @@ struct SharedLayout {
     s.coded_tokens = (2 + 2 * rings * stages) * 8;  // then the inbox's phase, the worker's number
     int at = AlignShared(s.coded_tokens + 16);
     s.tile_constants = at;
-    at += kTileConstantsBytes;
+    at += AlignShared(kTileConstantsBytes);
     s.heads = at;
     at +=
         AlignShared(kv_heads * static_cast<int>(few ? sizeof(SharedHead<true>) : sizeof(SharedHead<false>)));

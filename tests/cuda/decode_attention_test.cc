@@ -5,6 +5,7 @@
 //     every N: these and every Nth of the others, one at a time, for the emulator (tests/cuda/emulator)
 //
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -408,11 +409,54 @@ void TestWarpsOfLargeBatches(const DeviceLimits& device) {
   }
 }
 
+// Two pairs of 2,048 tiles and 30 clusters of 4 blocks of 12 warps, all that run at once: as many clusters as
+// merge in the kernel before start late, and have two rounds of 48 tiles where the others have three.
+void TestLateWorkers(const DeviceLimits& limits) {
+  if (limits.clusters[2] == 0) return;  // no clusters, no early start
+  constexpr int kWorkers = 30, kRound = 48, kTiles = 2048;
+  DecodeShape shape;
+  shape.batch = 1, shape.kv_heads = 2, shape.head_dim = 128, shape.query_heads = 8;
+  shape.expected_tokens = kTiles * kTileTokens;
+  DecodeConfig config =
+      Require(ConfigureDecodeAs(shape, {8, 0, 6400, 3}, limits, {12}, 2, 4, kWorkers), "configuration");
+  config.resident_workers = kWorkers;
+  DeviceArray<uint8_t> scratch(config.scratch_bytes), exchange(config.exchange_bytes);
+  exchange.Fill(0);
+  const DeviceArray<int32_t> coded_end(std::vector<int32_t>{kTiles * kTileTokens});
+  DecodeParams params{};
+  BindDecode(config, scratch.data(), exchange.data(), params);
+  params.coded_end = coded_end.data();
+  Require(LaunchDecodeSchedule(config, params, nullptr), "schedule");
+  Require(cudaDeviceSynchronize(), "schedule");
+  const size_t at = reinterpret_cast<const uint8_t*>(params.ranges) - scratch.data();
+  const std::vector<uint8_t> bytes = scratch.Download(at, kWorkers * sizeof(WorkRange));
+  std::vector<WorkRange> ranges(kWorkers);
+  std::memcpy(ranges.data(), bytes.data(), bytes.size());
+  for (int place = 0; place < kWorkers; ++place) {
+    const WorkRange& r = ranges[place];
+    const int tiles = r.end - r.begin;
+    const std::string name = "worker " + std::to_string(r.worker) + ", place " + std::to_string(place);
+    Check(place < kWorkers - 2 ? tiles > 2 * kRound && tiles <= 3 * kRound : tiles == 2 * kRound,
+          name + " has " + std::to_string(tiles) + " tiles");
+    Check(place >= 2 || r.worker == place * kWorkers / 2, name + ": workers that merge start first");
+    Check(r.head == r.begin / kTiles && r.tile == r.begin % kTiles && r.tiles == kTiles, name + "'s segment");
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.worker < b.worker; });
+  int end = 0;
+  for (int w = 0; w < kWorkers; ++w) {
+    Check(ranges[w].worker == w && ranges[w].begin == end,
+          "worker " + std::to_string(w) + " follows the last");
+    end = ranges[w].end;
+  }
+  Check(end == 2 * kTiles, "all tiles have a worker");
+}
+
 void Run(Cases& cases, const DeviceLimits& limits, bool quick, size_t every) {
   cases.RunSome(QuickCases(), 1, true);
   cases.RunSome(ConfigurationCases(true), 1, true);
   cases.RunSome(WindowCases(true), 1, true);
   TestWarpsOfLargeBatches(limits);
+  TestLateWorkers(limits);
   if (quick) return;
   cases.RunSome(MoreCases(), every, false);
   cases.RunSome(Cases256(), every, false);
