@@ -102,6 +102,7 @@ class CalibrateCommand : public Command {
       fmt::print(
           "{} probes on {} tokens; divergence {:.4f} nats on {} further tokens ({} sinks, {} recent)\n",
           b.probes, b.probe_tokens, b.measured_kld, b.check_tokens, b.sinks, b.recent);
+      if (const std::string missed = TargetMissed(b); !missed.empty()) fmt::print("{}\n", missed);
       json["budget"] = BudgetJson(b);
     }
     if (drift_.has_value()) {

@@ -12,6 +12,9 @@
 
 namespace blockgtq {
 
+/// How near, relatively, a plan's divergence shall come to target_kld: the search ends there.
+inline constexpr double kTargetTolerance = 0.03;
+
 struct JointOptions {
   // One of the two:
   double bytes = 0;       // average stored a token a head, K + V, at most

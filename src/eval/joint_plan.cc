@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <chrono>
+#include <cmath>
 #include <vector>
 
 #include "src/eval/joint_measurement.h"
@@ -57,6 +58,17 @@ std::string TokensHash(const std::vector<Token>& tokens) {
 }
 
 }  // namespace
+
+std::string TargetMissed(const PlanBudget& budget) {
+  if (budget.target_kld <= 0 ||
+      std::abs(std::log(budget.measured_kld / budget.target_kld)) <= std::log1p(kTargetTolerance)) {
+    return "";
+  }
+  return fmt::format(
+      "this is {:+.0f}% off the divergence asked for: of the plans tried none came nearer; codes have whole "
+      "widths, so another target may be met, or give the bytes (--budget-bytes)",
+      100 * (budget.measured_kld / budget.target_kld - 1));
+}
 
 Result<nlohmann::json> JointSettings(LoadedModel& model, std::string_view text, const JointOptions& options) {
   BGTQ_ASSIGN_OR_RETURN(const JointText taken, TakeJointText(model, text, options));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "src/codec/plan.h"
@@ -27,6 +28,8 @@ struct JointResult {
 /// kCancelled; those of TakeJointText, MeasureJointly, PlanCheck and SearchPlan.
 Result<JointResult> CalibrateJointly(LoadedModel& model, std::string_view text, const JointOptions& options,
                                      ResultsFile& results);
+/// A sentence where the plan for a divergence was measured further from it than kTargetTolerance; else empty.
+std::string TargetMissed(const PlanBudget& budget);
 /// All that decides what probes measure, the tokens that they run included. Errors: those of TakeJointText.
 Result<nlohmann::json> JointSettings(LoadedModel& model, std::string_view text, const JointOptions& options);
 

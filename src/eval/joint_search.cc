@@ -16,7 +16,6 @@ namespace blockgtq {
 namespace {
 
 constexpr int kTargetRounds = 4;
-constexpr double kTargetTolerance = 0.03;
 constexpr size_t kEqualBitsTried = 3;
 constexpr double kWindowsExpected = 20;  // about, in a search: how fast its progress moves
 

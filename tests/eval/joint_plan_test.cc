@@ -337,6 +337,18 @@ TEST_F(JointPlanTest, ATargetIsMetOnAllCheckTokens) {
   EXPECT_NEAR(joint->budget.measured_kld / options_.target_kld, 1.0, 0.1);
 }
 
+TEST(TargetMissed, SaysHowFarOffAPlanIs) {
+  PlanBudget budget;
+  budget.measured_kld = 0.02;
+  EXPECT_EQ(TargetMissed(budget), "");  // bytes decided
+  budget.target_kld = 0.0195;
+  EXPECT_EQ(TargetMissed(budget), "");
+  budget.target_kld = 0.016;
+  EXPECT_NE(TargetMissed(budget).find("+25% off"), std::string::npos) << TargetMissed(budget);
+  budget.target_kld = 0.04;
+  EXPECT_NE(TargetMissed(budget).find("-50% off"), std::string::npos) << TargetMissed(budget);
+}
+
 TEST_F(JointPlanTest, SettingsThatDecideProbesAreInTheirFile) {
   const auto settings = [&] { return *JointSettings(*model_, BundledCalibrationText(), options_); };
   const nlohmann::json before = settings();
