@@ -5,7 +5,8 @@
 //   blockgtq-bench-attention [--out FILE] [--commit ID]
 //   [BATCH,Q_HEADS,KV_HEADS,CONTEXT[,MEAN_UNITS[,HEAD_DIM]][@CONFIG]...]
 //
-// CONFIG, for tuning: WARPS[KIND],BLOCKS,WORKERS[,STAGES] of the packed kernel in place of what is chosen,
+// CONFIG, for tuning: WARPS[KIND],BLOCKS,WORKERS[,STAGES] of the packed kernel in place of what is chosen, at
+// most so many STAGES as fit (which are said),
 // KIND s (four warps share a tile) or w (warps are workers); then cuDNN is not timed, and no row is written.
 //
 // Every time is a layer's: the median of replays of a CUDA graph over so many layers (own records or keys and
@@ -160,8 +161,9 @@ int Main(int argc, char** argv) {
     const PackedTimes packed = bench.Run();
     const bool packed_right = packed.rel_l2 <= kRoundedTolerance && packed.rel_l2_exact <= kExactTolerance;
     if (configs[i]) {
-      std::printf("%s: %.2f us, alone %.2f, read %.2f, rel_l2 %.2e, exact %.2e\n", named[i].c_str(), packed.us,
-                  packed.alone_us, packed.read_us, packed.rel_l2, packed.rel_l2_exact);
+      std::printf("%s: %.2f us with %d stages, alone %.2f, read %.2f, rel_l2 %.2e, exact %.2e\n",
+                  named[i].c_str(), packed.us, bench.config().stages, packed.alone_us, packed.read_us,
+                  packed.rel_l2, packed.rel_l2_exact);
       std::fflush(stdout);
       wrong += !packed_right;
       continue;
