@@ -37,6 +37,7 @@ class MeanBias {
   static constexpr int kHeads = kFew ? 1 : 2, kGroups = kFew ? 1 : 2;
   static constexpr int kTeams = kBlocks == 4 ? kWarps : kWarps / 4;  // warps with tiles of their own
   static constexpr int kTiles = MeanTiles(kWarps, kFew);
+  static_assert(kTiles * kTeams % kBatchTiles == 0, "shared batches end where the tiles do");
   using Factors = MeanFactors<kHeadDim, kWarps, kFew>;
   /// Registers are lacking.
   static constexpr bool kSparing = kWarps > 8 || kHeadDim > 128;
@@ -45,7 +46,6 @@ class MeanBias {
   static constexpr int kHeld = std::min(SeriesSlots(kHeadDim, 0), 2);
   /// The same for a warp's first batch, whose phases are on their way while the queries are prepared.
   static constexpr int kHeldAtStart = !kStartsEarly          ? kHeld
-                                      : kWarps > 8 ? std::min(SeriesSlots(kHeadDim, 0), kFew ? 3 : 1)
                                       : kFew || kBlocks == 1 ? SeriesSlots(kHeadDim, 0)
                                                              : std::min(SeriesSlots(kHeadDim, 0), 3);
   /// Groups of 4 query heads that one pass over a batch's phases serves: all, where there are registers and a

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   int* place = bound + workers + 1;  // [workers] in which it starts
   __shared__ int first_worker[kMaxWholeSpans + 1], late_workers[kMaxWholeSpans];
   __shared__ int first_late;  // place
-  __shared__ bool whole;
+  __shared__ bool whole, by_number;  // by_number: workers start by their numbers in their pairs
   const int thread = threadIdx.x, pairs = batch * heads;
   if (thread == 0) ++*step;
 
@@ -96,7 +96,9 @@ __global__ void __launch_bounds__(kThreads)
         late_workers[s] = 0;
         merging += count > 1;
       }
-      first_late = min(first_worker[pairs], max(0, traits.resident - merging));
+      // With more than run at once, pairs have to end one after another: those that merge wait for the others.
+      by_number = first_worker[pairs] <= traits.resident;
+      first_late = by_number ? min(first_worker[pairs], max(0, traits.resident - merging)) : workers;
       whole = first_worker[pairs] <= workers && most - share <= kSlackTiles * tiles_a_worker;
     }
   } else if (thread == 0) {
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
 
   for (int w = thread; w < workers; w += kThreads) {
     int at = w;
-    if (whole && w < first_worker[pairs]) {  // by their numbers in their pairs
+    if (whole && by_number && w < first_worker[pairs]) {
       const int own = LastNotAbove(first_worker, pairs, w), number = w - first_worker[own];
       at = 0;
       for (int s = 0; s < pairs; ++s) {

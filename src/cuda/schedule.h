@@ -19,9 +19,9 @@ struct WorkerTraits {
 
 /// Fills params.ranges, tile_prefix and spans from coded_end and, with a window, length: a sequence has the
 /// tiles of its CodeRange a work head, and one where nothing is coded. Counts params.step. A worker gets at
-/// least cluster_blocks tiles where there are more workers than pairs. Whole workers start pair by pair,
-/// first ones first; the last ones, which wait until the workers that merge in the kernel before have ended,
-/// get about one round less.
+/// least cluster_blocks tiles where there are more workers than pairs. Where all run at once, whole workers
+/// start in the order of their numbers in their pairs, every pair's first one first; the last ones, which
+/// wait until the workers that merge in the kernel before have ended, get about one round less.
 Status LaunchSchedule(const DecodeParams& params, const WorkerTraits& traits, CUstream_st* stream);
 
 }  // namespace blockgtq::cuda

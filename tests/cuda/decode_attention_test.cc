@@ -296,6 +296,18 @@ std::vector<Case> ConfigurationCases(bool quick) {
     cases.push_back(c);
   };
   if (quick) {
+    // 4 or 3 workers that run at once, 2 of which merge: the others of their pairs start late and have less.
+    for (const int workers : {4, 3}) {
+      for (const int64_t window : {0, 2000}) {
+        Case late{std::to_string(workers) + " workers, some late, window " + std::to_string(window),
+                  128,
+                  4,
+                  {Head(128, k432), Head(128, k432)},
+                  {3000}};
+        late.warps = 8, late.stages = 2, late.workers = late.processors = workers, late.window = window;
+        cases.push_back(late);
+      }
+    }
     add(8, false, 1, 1, 5, 4, true);
     add(8, false, 2, 4, 2, 8, false);
     add(8, true, 1, 2, 3, 8, true);
@@ -419,6 +431,7 @@ void TestLateWorkers(const DeviceLimits& limits) {
   shape.expected_tokens = kTiles * kTileTokens;
   DecodeConfig config =
       Require(ConfigureDecodeAs(shape, {8, 0, 6400, 3}, limits, {12}, 2, 4, kWorkers), "configuration");
+  Check(config.resident_workers == limits.clusters[2], "clusters of 4 that run at once");
   config.resident_workers = kWorkers;
   DeviceArray<uint8_t> scratch(config.scratch_bytes), exchange(config.exchange_bytes);
   exchange.Fill(0);
