@@ -16,8 +16,8 @@
 namespace blockgtq::cuda {
 
 /// What the products need again and again. The compiler makes constants anew before each use, which was one
-/// instruction in eight of the tile loop, so it must not know these: they are loaded, and from places that depend on the
-/// lane, which keeps them out of the uniform registers.
+/// instruction in eight of the tile loop, so it must not know these: they are loaded, and from places
+/// that depend on the lane, which keeps them out of the uniform registers.
 struct TileConstantsOfLanes;
 struct TileConstants {
   LookUp tables;

@@ -23,10 +23,6 @@ Status Unsupported(const std::string& what) {
   return Status(ErrorCode::kUnsupported, "CUDA decode attention: " + what);
 }
 
-int64_t Pairs(const DecodeConfig& config) {
-  return int64_t{config.shape.batch} * config.shape.kv_heads * config.head_parts;
-}
-
 DecodeKernelPointer FindKernel(const DecodeShape& shape, const HeadTraits& traits,
                                const DecodeVariant& variant) {
   if (variant.warp_workers) {
@@ -66,6 +62,10 @@ bool TryVariant(DecodeConfig& config, const DecodeVariant& variant, int stages, 
   config.stages = stages;
   config.shared_bytes = SharedBytes(config, variant, stages);
   return true;
+}
+
+int64_t Pairs(const DecodeConfig& config) {
+  return int64_t{config.shape.batch} * config.shape.kv_heads * config.head_parts;
 }
 
 // A worker's blocks, the number of workers, and what that should take.

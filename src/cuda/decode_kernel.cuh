@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) DecodeKernel(const __grid_cons
   const int4 range0 = __ldg(range), range1 = __ldg(range + 1);
   const HeadLoader<kFew, kThreads> head_loader(p);
   const SharedLayout layout =
-      SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean,
-                        kMean ? p.max_direct_units : 0, p.kv_heads, p.batch, p.query_layout.bytes, stages, p.stage_bytes, p.part_heads, blocks);
+      SharedLayout::For(kWarps, kTeam, kHeadDim, kFew, kMean, kMean ? p.max_direct_units : 0, p.kv_heads,
+                        p.batch, p.query_layout.bytes, stages, p.stage_bytes, p.part_heads, blocks);
   const uint32_t mean_barrier = SharedAddress(shared);
   const uint32_t full_barrier = mean_barrier + 16 + 8 * team * stages;
   int2* coded_tokens = reinterpret_cast<int2*>(shared + layout.coded_tokens);  // [begin, end) of the segment

@@ -154,7 +154,7 @@ __device__ __forceinline__ ClusterSum SumCluster(const float* own, int rank, con
 #pragma unroll 1
   for (int r0 = 0; r0 < blocks; r0 += 8) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {  // past the last block nothing (its weight may be 1 where there are no logits)
+    for (int i = 0; i < 8; ++i) {  // past the last block nothing: its weight is 1 where there are no logits
       const float w = __shfl_sync(~0u, weight, r0 + i);
       sum.value = fmaf(r0 + i < blocks ? row_of(r0 + i)[d] : 0.0f, w, sum.value);
     }

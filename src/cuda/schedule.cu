@@ -26,8 +26,8 @@ __device__ int LastNotAbove(const T* sorted, int n, T value) {
 }
 
 // The first tile of worker `number` of `workers` that share a pair, of which the last `late` start about a
-// round of tiles late: they get a round less than the others, or as little less as leaves those their number of
-// rounds.
+// round of tiles late: they get a round less than the others, or as little less as leaves those their number
+// of rounds.
 __device__ int FirstTile(int tiles, int number, int workers, int late, int round_tiles) {
   const int early = workers - late, most = (tiles + workers - 1) / workers;
   const int rounds = (most + round_tiles - 1) / round_tiles;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
         late_workers[s] = 0;
         merging += count > 1;
       }
-      // With more than run at once, pairs have to end one after another: those that merge wait for the others.
+      // With more than run at once, pairs have to end one after another: workers that merge wait for others.
       by_number = first_worker[pairs] <= traits.resident;
       first_late = by_number ? min(first_worker[pairs], max(0, traits.resident - merging)) : workers;
       whole = first_worker[pairs] <= workers && most - share <= kSlackTiles * tiles_a_worker;
